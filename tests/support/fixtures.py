@@ -16,7 +16,7 @@ from seekpoint import schema
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
-from support.cli_jobs import FIRST, Terminal
+from support.cli_jobs import Terminal
 from support.dead_letter_group import Depot
 from support.kafka_postgres import PROTOCOLS, Scene, Way
 from support.proxy import PostgresProxy
@@ -158,14 +158,3 @@ def terminal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     before = list(sys.path)
     yield Terminal.of(Shop.on_shared_servers(request.getfixturevalue), tmp_path)
     sys.path[:] = before
-
-
-@pytest.fixture
-def shop(terminal: Terminal) -> Shop:
-    """The shop, with its first records applied by version 1."""
-    shop = terminal.shop
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
-    return shop

@@ -34,6 +34,8 @@ STRATEGIES = ("merge", "swap", "generation")
 STAGERS = ("local", "spark")
 WORDS = ("staging", "catching_up", "cutting over")  # where a driver is killed
 WORKERS = 2
+# Half of the processor time of a Spark session that lives for seconds is for Java's optimizing compiler.
+JAVA = {"JDK_JAVA_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 TABLE = (
     "CREATE TABLE {s}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL, at bigint NOT NULL, factor int NOT NULL)"
 )
@@ -130,7 +132,7 @@ class ReloadChaos:
         variables = {**given, "marks": what.pop("marks", None)}
         order = {"kind": kind, "url": self._postgres.url, "kafka": self.target.kafka, **given, **what}
         with self._up:
-            return start(order, {"RELOAD_CHAOS": json.dumps(variables), DATABASE: self._postgres.url})
+            return start(order, {**JAVA, "RELOAD_CHAOS": json.dumps(variables), DATABASE: self._postgres.url})
 
     def _start_workers(self, version: int, word: str) -> list[ChildProcess]:
         """A pool of this version, each of which has reported this word."""

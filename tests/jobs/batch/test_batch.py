@@ -14,6 +14,7 @@ from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandbyR
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Generations, Run, Task
 from support.batch_process import batch, offsets, paused
+from support.before_cutover import started
 from support.reload_orders import Shop, doubled, gone, of
 from support.reload_orders import pipeline as make_pipeline
 
@@ -165,8 +166,7 @@ def test_a_version_that_a_reload_is_opened_for_waits_for_it(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST[:10], partition=0)
     batch(shop).run()
     shop.produce(shop.topic, FIRST[10:], partition=0)
-    reload = shop.reload()
-    driver = reload.open()
+    reload, driver = started(shop.reload())
     with pytest.raises(StandbyRequired, match=str(driver.run.id)):
         batch(shop, pipeline={"version": 2}).run()
     assert paused(shop) is None

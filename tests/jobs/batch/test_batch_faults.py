@@ -39,11 +39,7 @@ PLACES = ["opened", "turn staging", "staging", "turn staged", "staged", "turn cu
 
 def kill_at(shop: Shop, at: str, **options: Any) -> UUID:
     """A driver of its own process begins a batch, and is killed where it stands."""
-    batcher = Batcher(shop, at=at, **options)
-    try:
-        assert batcher.wait_for("standing")
-    finally:
-        batcher.kill()
+    Batcher(shop, at=at, **options).kill_where_it_waits()
     return UUID(str(shop.execute("SELECT id FROM {schema}.reload_run WHERE strategy = 'batch'")[0][0]))
 
 

@@ -14,6 +14,7 @@ from seekpoint import Append, DeadLetterLimits, Json, Pipeline, Text, Upsert
 from seekpoint.errors import BatchRefused, RangeLost, TooManyDeadLetters, TopicRecreated
 from seekpoint.ledger.dead_letters import DeadLetters
 from support.batch_process import batch, offsets, paused
+from support.before_cutover import reloaded
 from support.log_changes import delete, in_transactions, trim
 from support.reload_orders import Order, OrderKey, Shop, gone, of
 
@@ -149,13 +150,12 @@ def test_an_order_that_is_null_is_set_aside_by_workers_reloads_and_batches(shop:
     shop.execute("ALTER TABLE {schema}.orders ALTER at DROP NOT NULL")
     shop.produce(shop.topic, sent, partition=0)
     worked(shop.group, 1)
-    reload = shop.reload([pipeline(shop.group, 2)])
-    reload.run(reload.open())
-    reloaded = told(shop.group)
+    reloaded(shop.reload([pipeline(shop.group, 2)]))
+    by_reload = told(shop.group)
     batch(shop, pipeline(f"{shop.group}_batch", 2)).run()
     batched = told(f"{shop.group}_batch")
     worked(f"{shop.group}_worker", 2)
-    assert reloaded == batched == told(f"{shop.group}_worker") == ([(1, 2, 5), (2, 4, 9)], [2, 5, 6, 7])
+    assert by_reload == batched == told(f"{shop.group}_worker") == ([(1, 2, 5), (2, 4, 9)], [2, 5, 6, 7])
 
 
 # -- records that fail ------------------------------------------------------------------------------------------------

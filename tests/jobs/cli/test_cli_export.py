@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from seekpoint.jobs.export import Archive
+from support.before_cutover import settled
 from support.cli_jobs import FIRST, Terminal
 from support.reload_orders import Shop, doubled, of
 
@@ -25,10 +26,7 @@ def test_an_export_and_the_next_one(terminal: Terminal, shop: Shop) -> None:
     assert said[0].endswith(f"bytes, added to {root}")
     assert f"{shop.topic}/0 is there up to offset 121" in said
     assert len(list(root.rglob("*.parquet"))) == 3
-    shop.produce(shop.topic, [of(1, 5)], partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST) + 1)
-    worker.stop()
+    settled(shop, [of(1, 5)])
     told = json.loads(terminal.job("export", "--to", "archive", "--json").stdout)
     assert (told["files"], told["records"], told["archive"], told["swept"]) == (1, 1, str(root), [])
     assert told["offsets"][f"{shop.topic}/0"] == 122

@@ -14,6 +14,7 @@ from sqlalchemy import text
 
 from seekpoint.testing.servers import spark
 from seekpoint.testing.servers.process import ServerFailed
+from support.before_cutover import settled
 from support.cli_jobs import FIRST, Terminal, wait_until
 from support.reload_orders import Shop, doubled, of
 from support.reload_process import Reloader
@@ -107,10 +108,7 @@ def test_a_run_that_is_refused_names_every_reason(terminal: Terminal) -> None:
 
 
 def test_a_run_that_fails_says_why_and_is_on_record(terminal: Terminal, shop: Shop) -> None:
-    shop.produce(shop.topic, [of(1, 2_000)], partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST) + 1)
-    worker.stop()
+    settled(shop, [of(1, 2_000)])
     result = terminal.job("reload", "run", exits=1)
     assert "ValueError: too much" in result.stderr
     assert "to go on" not in result.stderr, "it has ended"
@@ -151,9 +149,7 @@ def test_spark_that_is_not_installed_says_so(terminal: Terminal, monkeypatch: py
 def left_at(shop: Shop, at: str) -> UUID:
     """A run whose driver was killed there."""
     run = shop.reload().open().run.id
-    reloader = Reloader(shop, run, at=at, width=50)
-    assert reloader.wait_for("standing")
-    reloader.kill()
+    Reloader(shop, run, at=at, width=50).kill_where_it_waits()
     return run
 
 
@@ -210,10 +206,7 @@ def test_status_sees_a_step_that_is_under_way(terminal: Terminal, shop: Shop) ->
 def test_a_run_is_resumed(terminal: Terminal, shop: Shop) -> None:
     run = left_at(shop, "turn staged")
     later = [of(n % 50, n, n) for n in range(200, 230)]
-    shop.produce(shop.topic, later, partition=0)
-    old = shop.worker()
-    old.reached(shop.topic, len(FIRST) + len(later))
-    old.stop()
+    settled(shop, later)
     terminal.job("reload", "run", "--resume", str(run))
     assert shop.rows() == doubled(FIRST + later)
     over = terminal.job("reload", "run", "--resume", str(run), exits=1)

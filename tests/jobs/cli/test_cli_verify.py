@@ -8,6 +8,7 @@ import signal
 import pytest
 from sqlalchemy import text
 
+from support.before_cutover import settled
 from support.cli_jobs import FIRST, Terminal, wait_until
 from support.reload_orders import Shop, doubled, of
 
@@ -47,10 +48,7 @@ def test_what_differs_is_shown_and_fails(terminal: Terminal, shop: Shop) -> None
 
 def test_a_new_version_is_compared_before_it_is_reloaded(terminal: Terminal, shop: Shop) -> None:
     """For programs: the report, and nothing else."""
-    shop.produce(shop.topic, [of(1, 2_000)], partition=0)
-    worker = shop.worker(on_poison="dead_letter", sink={"order_by": "at"})
-    worker.reached(shop.topic, len(FIRST) + 1)
-    worker.stop()
+    settled(shop, [of(1, 2_000)], on_poison="dead_letter", sink={"order_by": "at"})
     result = terminal.job("verify", "--json", name="lenient", exits=1)
     report = json.loads(result.stdout)
     (table,) = report["tables"]
@@ -66,10 +64,7 @@ def test_a_new_version_is_compared_before_it_is_reloaded(terminal: Terminal, sho
 
 def test_where_a_row_comes_from_is_shown_where_the_table_has_it(terminal: Terminal) -> None:
     shop = terminal.shop
-    shop.produce(shop.topic, FIRST[:-1], partition=0)
-    worker = shop.worker(kind="append")
-    worker.reached(shop.topic, len(FIRST) - 1)
-    worker.stop()
+    settled(shop, FIRST[:-1], kind="append")
     shop.execute("UPDATE {schema}.entries SET amount = 7 WHERE topic_offset = 11")
     said = terminal.job("verify", name="entries", exits=1).stdout
     assert f"{shop.schema}.entries different: topic_offset=11\n  live    amount=7\n  rebuilt amount=11\n" in said
@@ -89,10 +84,7 @@ def test_a_verify_that_is_refused(terminal: Terminal) -> None:
 def test_a_table_without_a_key_has_nothing_to_be_compared_by(terminal: Terminal) -> None:
     """A verify is not told of a strategy, which it does not take; a swap is not sent to the merge that needs a key."""
     shop = terminal.shop
-    shop.produce(shop.topic, FIRST[:-1], partition=0)
-    worker = shop.worker(kind="append")
-    worker.reached(shop.topic, len(FIRST) - 1)
-    worker.stop()
+    settled(shop, FIRST[:-1], kind="append")
     shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_pkey")
     verify = terminal.job("verify", name="entries", exits=1).stderr
     assert "has no unique key" in verify

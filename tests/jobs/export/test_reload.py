@@ -13,16 +13,12 @@ from kafka.test_odd_records import produce_by_hand
 from seekpoint import Text
 from seekpoint.errors import ArchiveDamaged, ReloadRefused
 from seekpoint.jobs.export import Archive, Export
+from support.before_cutover import reloaded, started
 from support.handler_reload import Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
 LATER = [of(n % 50, n, n) for n in range(200, 260)] + [gone(11)]
-
-
-@pytest.fixture
-def shop(request: pytest.FixtureRequest) -> Shop:
-    return Shop.on_shared_servers(request.getfixturevalue)
 
 
 @pytest.fixture
@@ -51,8 +47,7 @@ def test_what_retention_took_is_read_from_the_archive(shop: Shop, archive: Archi
     export(shop, archive, range_records=50)
     trim(shop, 77)
     work(shop, LATER, len(FIRST) + len(LATER))
-    reload = shop.reload(archive=archive, range_records=40)
-    driver = reload.open(strategy=strategy)
+    reload, driver = started(shop.reload(archive=archive, range_records=40), strategy=strategy)
     assert driver.run.archive == archive.spec()
     reload.run(driver)
     assert shop.rows() == doubled(FIRST + LATER)
@@ -88,8 +83,7 @@ def test_a_file_that_is_gone_does_not_end_the_run(shop: Shop, archive: Archive) 
     trim(shop, 110)
     second = Path(archive.files()[1])
     away = second.rename(second.with_suffix(".away"))
-    reload = shop.reload(archive=archive, range_records=50)
-    driver = reload.open()
+    reload, driver = started(shop.reload(archive=archive, range_records=50))
     with pytest.raises(ArchiveDamaged, match="it is not there: bring it back"):
         reload.run(driver)
     assert reload.runs.get(driver.run.id).is_open
@@ -114,22 +108,18 @@ def test_a_group_that_retention_has_overtaken_is_reloaded_where_it_stands(shop: 
     export(shop, archive)
     shop.produce(shop.topic, LATER, partition=0)
     trim(shop, len(FIRST) + 5)
-    reload = shop.reload(archive=archive)
-    reload.run(reload.open())
+    reloaded(shop.reload(archive=archive))
     assert shop.rows() == doubled(FIRST)
 
 
-def test_a_handler_is_run_on_what_the_archive_has(shop: Shop, archive: Archive) -> None:
-    books = Books.of(shop)
+def test_a_handler_is_run_on_what_the_archive_has(shop: Shop, books: Books, archive: Archive) -> None:
     orders = [of(n % 7, n) for n in range(60)]
     books.applied(orders, lambda version: by_core(None, version))
     export(shop, archive, range_records=25)
     trim(shop, 40)
     books.applied([of(1, 5)], lambda version: by_core(None, version))
-    reload = books.reload(by_core(None, 2), archive=archive, range_records=30)
-    reload.run(reload.open())
+    reloaded(books.reload(by_core(None, 2), archive=archive, range_records=30))
     assert books.rows() == booked([*orders, of(1, 5)], by=2)
-    books.engine.dispose()
 
 
 def test_a_failing_record_of_the_archive_is_told_like_one_of_the_log(shop: Shop, archive: Archive) -> None:
@@ -142,8 +132,7 @@ def test_a_failing_record_of_the_archive_is_told_like_one_of_the_log(shop: Shop,
     shop.execute("UPDATE {schema}.dead_letter SET state = 'superseded'")
     export(shop, archive)
     trim(shop, 3)
-    reload = shop.reload(pipeline=options, archive=archive)
-    reload.run(reload.open())
+    reloaded(shop.reload(pipeline=options, archive=archive))
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 3)]
     letters = shop.execute(
         "SELECT record_offset, error, header_names, header_values FROM {schema}.dead_letter "

@@ -413,11 +413,8 @@ def test_a_driver_that_is_killed_leaves_nothing_torn(shop: Shop, at: str) -> Non
     with shop.engine.connect() as worker:
         if at == "after a long try":
             worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR SHARE"))
-        reloader = Reloader(shop, driver.run.id, at=at, width=50, max_wait=60.0 if "turn" in at else 0.3)
-        try:
-            assert reloader.wait_for("standing")
-        finally:
-            reloader.kill()
+        max_wait = 60.0 if "turn" in at else 0.3
+        Reloader(shop, driver.run.id, at=at, width=50, max_wait=max_wait).kill_where_it_waits()
     assert shop.rows() == doubled(FIRST, by=1), "nothing was published"
     later = [of(n % 50, n, n) for n in range(200, 230)]
     settled(shop, later)
@@ -437,11 +434,7 @@ def test_a_refused_run_is_brought_to_its_end_after_a_kill(shop: Shop, monkeypatc
         worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR UPDATE"))
         with pytest.raises(CutOverRefused):
             reload.cut_over(driver, rounds)
-    reloader = Reloader(shop, driver.run.id, at="turn cut_over", width=50)
-    try:
-        assert reloader.wait_for("standing")
-    finally:
-        reloader.kill()
+    Reloader(shop, driver.run.id, at="turn cut_over", width=50).kill_where_it_waits()
     assert shop.rows() == doubled(FIRST, by=1)
     resumed(shop, driver, max_wait=60.0)
     assert shop.rows() == doubled(FIRST)

@@ -62,9 +62,7 @@ def test_a_row_that_refers_to_none(shop: Shop, kind: str) -> None:
     assert report.dead_letters == 2
     reload, driver = staged(shop.reload(pipeline={"kind": kind, "on_poison": "dead_letter"}))
     shop.execute(f"ALTER TABLE {{schema}}.{COUNT[kind]} DROP CONSTRAINT of_customer")
-    worker = shop.worker(kind=kind)
-    applied_by(worker, shop, [of(60, 1, 305), of(61, 1, 4)])
-    worker.stop()
+    settled(shop, [of(60, 1, 305), of(61, 1, 4)], kind=kind)
     shop.execute(f"DELETE FROM {{schema}}.{COUNT[kind]} WHERE id = 60")
     shop.execute(REFERS % COUNT[kind])
     with CatchUp(driver, reload.sources, reload.kafka) as rounds:
@@ -129,9 +127,8 @@ def test_a_staged_record_behind_one_of_its_key_that_is_refused(shop: Shop, kind:
         assert letters(shop) == []
 
 
-def test_a_handlers_record_that_refers_to_none(shop: Shop) -> None:
+def test_a_handlers_record_that_refers_to_none(shop: Shop, books: Books) -> None:
     """A row that a later record took away does not count, though what it referred to is gone since."""
-    books = Books.of(shop)
     shop.execute(CUSTOMERS)
 
     def make(version: int) -> Handle:
@@ -163,7 +160,6 @@ def test_a_handlers_record_that_refers_to_none(shop: Shop) -> None:
     reloaded(books.reload(make(3), version=3, pipeline=options))
     assert shop.rows("totals", "account, total, records") == [(1, 15, 2), (3, 15, 4), (5, 15, 6)]
     assert [row[0] for row in letters(shop)] == [1, 4], "as it is now, the second record could not be applied"
-    books.engine.dispose()
 
 
 def test_the_policy_says_what_becomes_of_it(shop: Shop) -> None:

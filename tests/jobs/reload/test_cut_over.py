@@ -13,7 +13,7 @@ from sqlalchemy import Connection, create_engine, text
 
 from seekpoint import Limits, Partition, Text, Upsert, events
 from seekpoint.errors import ConfigError, HandlerOutdated, ReloadOver, ReloadRefused
-from seekpoint.jobs.reload import cutover
+from seekpoint.jobs.reload import Generations, cutover
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover import took_effect
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
@@ -21,6 +21,8 @@ from seekpoint.postgres.sqlstates import connection_lost
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started
 from support.proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of, pipeline
+
+APPEND: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
 
 
 def tokens(shop: Shop) -> dict[Partition, tuple[UUID, int, int]]:
@@ -308,12 +310,11 @@ def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> No
 
 def test_a_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
     """Parked at E0, replayed behind the difference: its rows are in the live table, and so in the rebuilt one."""
-    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount NOT IN (8, 9))")
-    settled(shop, [of(1, 1), of(2, 8), of(3, 9)], **options)
-    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
+    settled(shop, [of(1, 1), of(2, 8), of(3, 9)], **APPEND)
+    with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
         shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
-        redrive = shop.redrive(**options)
+        redrive = shop.redrive(**APPEND)
         parked = {letter.offset: letter.id for letter in redrive.list()}
         assert redrive.replay(parked[1]).is_applied
         redrive.discard(parked[2], reason="a test")
@@ -325,9 +326,8 @@ def test_a_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
 
 def test_a_letter_of_an_earlier_topic_is_not_taken_for_one_of_today(shop: Shop) -> None:
     """Parked at the same offset of a topic of the same name, and replayed then: that record is no part of this log."""
-    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
-    settled(shop, [of(1, 1), of(2, 8)], **options)
+    settled(shop, [of(1, 1), of(2, 8)], **APPEND)
     columns = "consumer_group, topic, partition, record_offset, key, header_names, header_values, cause, error"
     shop.execute(
         f"INSERT INTO {{schema}}.dead_letter ({columns}, attempts, version, topic_id, state, value) "
@@ -335,20 +335,19 @@ def test_a_letter_of_an_earlier_topic_is_not_taken_for_one_of_today(shop: Shop) 
         f"convert_to('{{{{\"id\": 5, \"amount\": 5}}}}', 'UTF8') "
         "FROM {schema}.dead_letter"
     )
-    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
+    with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
         shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
-        (parked,) = (one.id for one in shop.redrive(**options).list() if one.is_open)
-        assert shop.redrive(**options).replay(parked).is_applied
+        (parked,) = (one.id for one in shop.redrive(**APPEND).list() if one.is_open)
+        assert shop.redrive(**APPEND).replay(parked).is_applied
         reload.cut_over(driver, rounds)
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
 
 
 def test_letters_parked_in_mid_run_stay_out(shop: Shop) -> None:
-    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
-    settled(shop, [of(1, 1)], **options)
+    settled(shop, [of(1, 1)], **APPEND)
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
-    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
-        settled(shop, [of(2, 8), of(3, 3)], **options)
+    with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
+        settled(shop, [of(2, 8), of(3, 3)], **APPEND)
         reload.cut_over(driver, rounds)
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2)]
     assert shop.execute("SELECT record_offset, state FROM {schema}.dead_letter") == [(1, "dead_lettered")]
@@ -356,14 +355,13 @@ def test_letters_parked_in_mid_run_stay_out(shop: Shop) -> None:
 
 def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) -> None:
     """I4: its row is gone and its letter is there, together."""
-    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
-    settled(shop, [of(1, 1), of(2, 1500), of(3, 3)], **options)
-    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
-        settled(shop, [of(4, 1600), of(5, 5)], **options)
+    settled(shop, [of(1, 1), of(2, 1500), of(3, 3)], **APPEND)
+    with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
+        settled(shop, [of(4, 1600), of(5, 5)], **APPEND)
         assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
         reload.cut_over(driver, rounds)
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2), (5, 10, 4)]
-    letters = list(shop.redrive(version=2, **options).list())
+    letters = list(shop.redrive(version=2, **APPEND).list())
     assert [(one.offset, one.version, one.state.value) for one in letters] == [
         (1, 2, "dead_lettered"),
         (3, 2, "dead_lettered"),
@@ -372,12 +370,11 @@ def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) ->
 
 def test_a_replayed_record_that_the_new_code_refuses_is_an_open_letter_again(shop: Shop) -> None:
     """As if it were parked for the first time: nothing of how it was closed is left."""
-    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 1500)")
-    settled(shop, [of(1, 1), of(2, 1500)], **options)
+    settled(shop, [of(1, 1), of(2, 1500)], **APPEND)
     shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
-    assert shop.redrive(**options).replay_all().replayed == 1
-    reloaded(shop.reload(pipeline=options))
+    assert shop.redrive(**APPEND).replay_all().replayed == 1
+    reloaded(shop.reload(pipeline=APPEND))
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0)]
     told = "state, version, replays, replayed_at, closed_at, closed_by, closed_reason"
     assert shop.execute(f"SELECT {told} FROM {{schema}}.dead_letter") == [
@@ -408,47 +405,50 @@ def deliver(proxy: PostgresProxy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "away"),
+    ("when", "away", "strategy"),
     [
-        ("before_commit", False),
-        ("after_commit", False),
-        ("after_commit_delayed", False),
-        ("before_commit", True),
-        ("after_commit", True),
+        ("before_commit", False, "merge"),
+        ("after_commit", False, "merge"),
+        ("after_commit_delayed", False, "merge"),
+        ("before_commit", True, "merge"),
+        ("after_commit", True, "merge"),
+        ("before_commit", False, "generation"),
+        ("after_commit", False, "generation"),
     ],
 )
 def test_a_commit_without_an_answer_is_looked_up(
-    full: Shop, seekpoint_dsn: str, when: Any, away: bool, monkeypatch: pytest.MonkeyPatch
+    full: Shop, proxy: PostgresProxy, when: Any, *, away: bool, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run's row is the marker: published once, whatever became of the reply, and though nobody answers a while."""
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
-        engine = create_engine(proxy.dsn, pool_pre_ping=True)
-        reload = replace(full, engine=engine).reload()
-        with diffed(reload) as (_, driver, rounds):
-            turn = driver.transition
+    if strategy == "generation":
+        Generations(full.engine, schema=full.schema).enable((full.schema, "orders"))
+    engine = create_engine(proxy.dsn, pool_pre_ping=True)
+    reload = replace(full, engine=engine).reload()
+    with diffed(reload, strategy=strategy) as (_, driver, rounds):
+        turn = driver.transition
 
-            def turned(tx: Any, state: str) -> None:
-                turn(tx, state)
-                if state == "cut_over" and not proxy.fired.is_set():
-                    proxy.arm(when)
-                    if when == "after_commit_delayed":
-                        threading.Timer(1.0, deliver, [proxy]).start()
+        def turned(tx: Any, state: str) -> None:
+            turn(tx, state)
+            if state == "cut_over" and not proxy.fired.is_set():
+                proxy.arm(when)
+                if when == "after_commit_delayed":
+                    threading.Timer(1.0, deliver, [proxy]).start()
 
-            def lost(error: BaseException) -> bool:
-                if away and not accepted:
-                    accepted.append(threading.Timer(1.0, proxy.accept))
-                    proxy.refuse()
-                    proxy.cut()
-                    accepted[0].start()
-                return connection_lost(error)
+        def lost(error: BaseException) -> bool:
+            if away and not accepted:
+                accepted.append(threading.Timer(1.0, proxy.accept))
+                proxy.refuse()
+                proxy.cut()
+                accepted[0].start()
+            return connection_lost(error)
 
-            accepted: list[threading.Timer] = []
-            monkeypatch.setattr(driver, "transition", turned)
-            monkeypatch.setattr("seekpoint.jobs.reload.cutover.connection_lost", lost)
-            outcome = reload.cut_over(driver, rounds)
-        assert proxy.fired.is_set()
-        assert outcome.tries == (2 if when == "before_commit" else 1)
-        engine.dispose()
+        accepted: list[threading.Timer] = []
+        monkeypatch.setattr(driver, "transition", turned)
+        monkeypatch.setattr("seekpoint.jobs.reload.cutover.connection_lost", lost)
+        outcome = reload.cut_over(driver, rounds)
+    assert proxy.fired.is_set()
+    assert outcome.tries == (2 if when == "before_commit" else 1)
+    engine.dispose()
     assert full.rows() == doubled(FIRST)
     assert full.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'cut-over'") == [(1,)]
 

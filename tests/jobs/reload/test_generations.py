@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -24,7 +23,6 @@ from seekpoint.jobs.tables.generations import generations as adopting
 from seekpoint.sinks.copy import driver_of
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, started
 from support.ledger_desk import backend
-from support.proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of
 from support.reload_process import Reloader
 from support.round_trips import trips
@@ -304,36 +302,10 @@ def test_a_rolled_back_cut_over_is_tried_again(enabled: Shop) -> None:
     assert len(tables(enabled)) == 3
 
 
-@pytest.mark.parametrize("when", ["before_commit", "after_commit"])
-def test_a_commit_without_an_answer(
-    enabled: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
-        engine = create_engine(proxy.dsn, pool_pre_ping=True)
-        reload = replace(enabled, engine=engine).reload()
-        with diffed(reload, strategy="generation") as (_, driver, rounds):
-            turn = driver.transition
-
-            def turned(tx: Any, state: str) -> None:
-                turn(tx, state)
-                if not proxy.fired.is_set():
-                    proxy.arm(when)
-
-            monkeypatch.setattr(driver, "transition", turned)
-            outcome = reload.cut_over(driver, rounds)
-        assert proxy.fired.is_set()
-        assert outcome.tries == (2 if when == "before_commit" else 1)
-        engine.dispose()
-    assert enabled.rows() == doubled(FIRST)
-    assert generations(enabled).list()[0].number == 2
-
-
 def test_a_killed_driver_behind_attach(enabled: Shop) -> None:
     reload = enabled.reload()
     run = reload.open(strategy="generation").run.id
-    reloader = Reloader(enabled, run, width=500, at="turn cut_over")
-    assert reloader.wait_for("standing")
-    reloader.kill()
+    Reloader(enabled, run, width=500, at="turn cut_over").kill_where_it_waits()
     assert enabled.rows() == doubled(FIRST, by=1)
     reload.run(reload.take_over(run))
     assert enabled.rows() == doubled(FIRST)

@@ -11,8 +11,7 @@ from psycopg.types.json import Jsonb
 from sqlalchemy.exc import NotSupportedError
 
 from seekpoint import Json, Pipeline, Upsert
-from seekpoint.jobs.reload import Reload
-from support.before_cutover import diffed
+from support.before_cutover import diffed, reloaded
 from support.reload_orders import Shop
 
 # How a column is declared, and two values that the type's own equality takes for one.
@@ -70,15 +69,7 @@ def given(of: str, value: str) -> Any:
 
 def filled(shop: Shop, pipeline: Pipeline) -> None:
     shop.produce(shop.topic, [(str(n), json.dumps({"id": n})) for n in range(RECORDS)], partition=0)
-    worked(shop, pipeline, RECORDS)
-
-
-def worked(shop: Shop, pipeline: Pipeline, offset: int) -> None:
-    shop.apply(pipeline, offset)
-
-
-def reload_of(shop: Shop, pipeline: Pipeline) -> Reload:
-    return Reload([pipeline], shop.engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema)
+    shop.apply(pipeline, RECORDS)
 
 
 def as_text(shop: Shop, table: str, columns: Any) -> list[tuple[Any, ...]]:
@@ -101,15 +92,14 @@ def test_a_merge_stores_the_values_that_equal_the_old_ones(shop: Shop, columns: 
         return Pipeline(shop.group, topics=shop.topic, value=Json(), sinks=[sink], version=version)
 
     filled(shop, pipeline(1))
-    (table,) = reload_of(shop, pipeline(2)).verify().tables
+    (table,) = shop.reload([pipeline(2)]).verify().tables
     assert (table.equal, table.different) == (RECORDS - len(columns), len(columns))
     for sample, name in zip(table.samples, columns, strict=True):
         assert sample.live is not None
         assert sample.rebuilt is not None
         assert [one for one in sample.live if sample.live[one] != sample.rebuilt[one]] == [name]
-    reload = reload_of(shop, pipeline(2))
-    reload.run(reload.open())
-    assert reload_of(shop, pipeline(2)).verify().is_empty
+    reloaded(shop.reload([pipeline(2)]))
+    assert shop.reload([pipeline(2)]).verify().is_empty
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -130,17 +120,15 @@ def test_a_merge_sets_keys_whose_bytes_differ(shop: Shop, columns: Columns, is_l
     for name in keys:
         shop.execute(f"UPDATE {{schema}}.by_{name} SET note = 'kept'")
     before = [as_text(shop, f"by_{name}", [name, "note"]) for name in keys]
-    reload = reload_of(shop, pipeline(2))
-    with diffed(reload) as (_, driver, rounds):
+    with diffed(shop.reload([pipeline(2)])) as (reload, driver, rounds):
         if is_late:
             shop.produce(shop.topic, [("7", json.dumps({"id": 7}))], partition=0)
-            worked(shop, pipeline(1), RECORDS + 1)
+            shop.apply(pipeline(1), RECORDS + 1)
         reload.cut_over(driver, rounds)
     after = [as_text(shop, f"by_{name}", [name, "note"]) for name in keys]
     assert [[note for _, note in rows] for rows in after] == [["kept"]] * len(keys)
     assert all(new != old for new, old in zip(after, before, strict=True))
-    report = reload_of(shop, pipeline(2)).verify()
-    assert report.is_empty
+    assert shop.reload([pipeline(2)]).verify().is_empty
 
 
 def test_a_key_whose_bytes_are_equal_is_not_set(shop: Shop) -> None:
@@ -162,6 +150,5 @@ def test_a_key_whose_bytes_are_equal_is_not_set(shop: Shop) -> None:
     shop.execute(
         "CREATE TRIGGER refuse BEFORE UPDATE OF id ON {schema}.typed FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
     )
-    reload = reload_of(shop, pipeline(2))
-    reload.run(reload.open())
+    reloaded(shop.reload([pipeline(2)]))
     assert as_text(shop, "typed", ["price"]) == [("1.00",)] * RECORDS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 import pytest
 
 from support.before_cutover import applied_by, working
@@ -26,21 +24,12 @@ PLACES = [
 ]
 
 
-def kill_at(shop: Shop, run: UUID, at: str) -> None:
-    """A driver of its own process takes the run, and is killed where it stands."""
-    reloader = Reloader(shop, run, at=at, width=50)
-    try:
-        assert reloader.wait_for("standing")
-    finally:
-        reloader.kill()
-
-
 @pytest.mark.parametrize("at", PLACES)
 def test_another_driver_goes_on(shop: Shop, at: str) -> None:
     old = working(shop, FIRST)
     reload = shop.reload()
     run = reload.open().run.id
-    kill_at(shop, run, at)
+    Reloader(shop, run, at=at, width=50).kill_where_it_waits()
     assert shop.rows() == doubled(FIRST, by=1), "nothing was published"
     applied_by(old, shop, LATER)
     old.stop()
@@ -53,7 +42,7 @@ def test_a_dead_drivers_run_can_be_aborted(shop: Shop) -> None:
     worker = working(shop, FIRST)
     reload = shop.reload()
     run = reload.open().run.id
-    kill_at(shop, run, "turn cut_over")
+    Reloader(shop, run, at="turn cut_over", width=50).kill_where_it_waits()
     assert reload.runs.abort(run, "its driver is dead").swept
     applied_by(worker, shop, LATER)
     worker.stop()

@@ -206,8 +206,6 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     assert len(held) == 1
     assert held[0] < IDLE, "not as long as a round may wait for them"
     assert there.rows() == doubled(FIRST + LATER)
-    newer = there.worker(version=2)
-    applied_by(newer, there, LATER, partition=1)
-    newer.stop()
+    settled(there, LATER, partition=1, version=2)
     with pytest.raises(HandlerOutdated):
         worker.stop()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from seekpoint.errors import ConfigError, ReloadRefused
@@ -70,19 +68,12 @@ def test_the_table_that_holds_generations_is_no_target(shop: Shop) -> None:
         reload.open()
 
 
-@pytest.fixture
-def books(shop: Shop) -> Iterator[Books]:
-    made = Books.of(shop)
-    shop.execute(
+def test_a_handler_rebuilds_a_partitioned_table(books: Books) -> None:
+    books.shop.execute(
         "DROP TABLE {schema}.totals; CREATE TABLE {schema}.totals (account bigint PRIMARY KEY, total bigint NOT NULL, "
         "records bigint NOT NULL) PARTITION BY RANGE (account); "
         "CREATE TABLE {schema}.totals_all PARTITION OF {schema}.totals DEFAULT"
     )
-    yield made
-    made.engine.dispose()
-
-
-def test_a_handler_rebuilds_a_partitioned_table(books: Books) -> None:
     records = [of(n % 7, n) for n in range(60)]
     books.applied(records, lambda version: by_core(None, version))
     reloaded(books.reload(by_core(None, 2)))

@@ -19,7 +19,7 @@ from seekpoint.errors import ConfigError, RangeLost, ReloadRefused
 from seekpoint.jobs.reload import Reload
 from seekpoint.jobs.staging.task_errors import error_as_text, error_of
 from seekpoint.records import Partition
-from support.before_cutover import settled, started
+from support.before_cutover import reloaded, settled, started
 from support.reload_orders import PLAIN, Shop, doubled, of
 
 FIRST = [of(n % 40, n, n) for n in range(200)]
@@ -78,8 +78,7 @@ def reload_of(shop: Shop, name: Any, **options: Any) -> Reload:
 
 def test_processes_stage_what_one_would(shop: Shop, named: Callable[[str], str]) -> None:
     told_: list[tuple[str, int, int]] = []
-    reload = reload_of(shop, named(PLAIN), progress=lambda *step: told_.append(step))
-    reload.run(reload.open())
+    reloaded(reload_of(shop, named(PLAIN), progress=lambda *step: told_.append(step)))
     assert shop.rows() == doubled(FIRST)
     assert [done for what, done, _ in told_ if what == "staging"] == [0, 50, 100, 150, 200]
 

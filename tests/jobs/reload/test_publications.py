@@ -76,13 +76,12 @@ def test_a_table_of_every_record(published: Shop) -> None:
     assert published.rows("entries", "id, amount, at") == doubled(RECORDS[:30])
 
 
-def test_a_handler(published: Shop) -> None:
-    books = Books.of(published)
+@pytest.mark.usefixtures("published")
+def test_a_handler(books: Books) -> None:
     records = [of(n % 7, n) for n in range(60)]
     books.applied(records, lambda version: by_core(None, version))
     reloaded(books.reload(by_core(None, 2)))
     assert books.rows() == booked(records, by=2)
-    books.engine.dispose()
 
 
 def test_a_batch_and_an_export(published: Shop, tmp_path: Path) -> None:

@@ -28,11 +28,7 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on(books: Books, a
     books.applied(FIRST, lambda version: core(books, version))
     reload = books.reload(core(books), range_records=50)
     run = reload.open().run.id
-    reloader = Reloader(books.shop, run, at=at, width=50, handled=True)
-    try:
-        assert reloader.wait_for("standing")
-    finally:
-        reloader.kill()
+    Reloader(books.shop, run, at=at, width=50, handled=True).kill_where_it_waits()
     if at == "offset 70":
         assert {p.partition.number: p.next_offset for p in reload.runs.positions(run)}[0] == 50, "one round of three"
     assert books.rows() == booked(FIRST), "nothing was published"

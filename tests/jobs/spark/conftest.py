@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from jobs.spark.orders import DATABASE
 from seekpoint.testing.servers.process import ServerFailed
 from seekpoint.testing.servers.spark import start_spark
-from support.archive import Vault
 from support.reload_orders import Shop, of
 
 
@@ -68,16 +67,6 @@ def module(modules: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
         return name
 
     return write
-
-
-@pytest.fixture
-def shop(request: pytest.FixtureRequest) -> Shop:
-    return Shop.on_shared_servers(request.getfixturevalue)
-
-
-@pytest.fixture
-def vault(request: pytest.FixtureRequest) -> Vault:
-    return Vault.on_shared_servers(request.getfixturevalue)
 
 
 @pytest.fixture

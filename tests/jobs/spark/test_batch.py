@@ -60,11 +60,7 @@ def test_a_batch_whose_driver_was_killed_is_resumed_by_spark(
     shop: Shop, spark: SparkSession, unread: Callable[[str], str]
 ) -> None:
     name = unread(PLAIN)
-    batcher = Batcher(shop, at="staging", version=2)
-    try:
-        assert batcher.wait_for("standing")
-    finally:
-        batcher.kill()
+    Batcher(shop, at="staging", version=2).kill_where_it_waits()
     (found,) = batch(shop).runs.list()
     done = run(shop, spark, name, resume=UUID(str(found.id)))
     assert (done.run, done.records) == (found.id, 200)

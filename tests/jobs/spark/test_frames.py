@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,17 +23,10 @@ from seekpoint.jobs.spark.frames import Part
 from seekpoint.spark import SparkStager
 from seekpoint.testing import assert_reload_agrees, raw
 from support.handler_reload import Books, booked, by_core
-from support.reload_orders import Shop, of
+from support.reload_orders import of
 
 RECORDS = [of(n % 7, n) for n in range(60)]
 LATER = [of(n % 9, n) for n in range(30)]
-
-
-@pytest.fixture
-def books(shop: Shop) -> Iterator[Books]:
-    made = Books.of(shop)
-    yield made
-    made.engine.dispose()
 
 
 def orders(frame: DataFrame) -> DataFrame:

@@ -112,19 +112,30 @@ def steady(stage: Stage, options: Any) -> None:
     began = perf_counter()
     samples = churn.run(options.commits - churn.commits)
     seconds = perf_counter() - began
-    last = samples[-1]
     churn.close()
+    report(
+        f"{churn.commits:,} commits",
+        churn,
+        options,
+        samples,
+        seconds=round(seconds, 1),
+        **figures("start", first[-1]),
+        **figures("end", samples[-1]),
+        most_table_bytes=max(s["table_bytes"] for s in samples),
+    )
+
+
+def report(mode: str, churn: Churn, options: Any, samples: list[Sample], **more: Any) -> None:
+    """Print the row, with the table as it was at the last of these samples."""
+    last = samples[-1]
     say(
         "ledger bloat",
-        f"{churn.commits:,} commits",
+        mode,
         commits=churn.commits,
         partitions=options.partitions,
         moved=options.moved,
-        seconds=round(seconds, 1),
         synchronous_commit="off",
-        **figures("start", first[-1]),
-        **figures("end", last),
-        most_table_bytes=max(s["table_bytes"] for s in samples),
+        **more,
         hot_share=round(last["hot"] / last["updates"], 4),
         autovacuums=last["autovacuums"],
         samples=[[s["commits"], s["table_bytes"], s["index_bytes"], s["advance_p50_ms"]] for s in samples],
@@ -139,20 +150,14 @@ def held(stage: Stage, options: Any) -> None:
         during = churn.run(options.held)
     after = churn.run(options.held)
     churn.close()
-    last = after[-1]
-    say(
-        "ledger bloat",
+    report(
         f"a snapshot held elsewhere for {options.held:,} commits",
-        commits=churn.commits,
-        partitions=options.partitions,
-        moved=options.moved,
-        synchronous_commit="off",
+        churn,
+        options,
+        [*during, *after],
         **figures("before", first[-1]),
         **figures("held", during[-1]),
-        **figures("after", last),
-        hot_share=round(last["hot"] / last["updates"], 4),
-        autovacuums=last["autovacuums"],
-        samples=[[s["commits"], s["table_bytes"], s["index_bytes"], s["advance_p50_ms"]] for s in (*during, *after)],
+        **figures("after", after[-1]),
     )
 
 

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not re-exported by its stubs
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
@@ -26,6 +24,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 from sqlalchemy import Connection
 
 from demo.flights import PARTITIONS
+from peers import kinds
 from seekpoint import Append, Batch, Json, Limits, Pipeline, Worker, events
 from seekpoint.codecs import Codec
 from seekpoint.codecs.arrow import Arrow
@@ -75,15 +74,15 @@ ARROW = pa.schema(
 
 def _message() -> Any:
     """The class that protoc would generate."""
-    kinds = descriptor_pb2.FieldDescriptorProto
+    proto = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="payment.proto", package="bench", syntax="proto3")
     file.dependency.append("google/protobuf/timestamp.proto")
     message = file.message_type.add(name="Payment")
-    types = (kinds.TYPE_INT64, kinds.TYPE_INT32, kinds.TYPE_STRING, kinds.TYPE_STRING, None, kinds.TYPE_STRING)
+    types = (proto.TYPE_INT64, proto.TYPE_INT32, proto.TYPE_STRING, proto.TYPE_STRING, None, proto.TYPE_STRING)
     for number, (name, kind) in enumerate(zip(Typed.__struct_fields__, types, strict=True), 1):
-        field = message.field.add(name=name, number=number, label=kinds.LABEL_OPTIONAL)
+        field = message.field.add(name=name, number=number, label=proto.LABEL_OPTIONAL)
         if kind is None:
-            field.type, field.type_name = kinds.TYPE_MESSAGE, ".google.protobuf.Timestamp"
+            field.type, field.type_name = proto.TYPE_MESSAGE, ".google.protobuf.Timestamp"
         else:
             field.type = kind
     pool = descriptor_pool.DescriptorPool()
@@ -135,19 +134,8 @@ TOPICS: dict[str, Callable[[str], Iterable[bytes | None]]] = {
 def _fill(name: str) -> str:
     """A topic of this format, new in every run; the registry forgets its schemas with the process."""
     topic = f"columnar_{name}_{secrets.token_hex(3)}"
-    admin = AdminClient({"bootstrap.servers": BROKERS, "log_level": 0})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
-    producer = Producer({"bootstrap.servers": BROKERS, "linger.ms": 20, "log_level": 0})
-    for number, value in enumerate(TOPICS[name](topic)):
-        while True:
-            try:
-                producer.produce(topic, value, partition=number % PARTITIONS)
-            except BufferError:  # the client's queue is full: let some of it go first
-                producer.poll(0.1)
-            else:
-                producer.poll(0)
-                break
-    assert producer.flush(60) == 0, "the broker did not take every record within 60 s"
+    values = enumerate(TOPICS[name](topic))
+    kinds.send(BROKERS, topic, ({"value": value, "partition": number % PARTITIONS} for number, value in values))
     return topic
 
 

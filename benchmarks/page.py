@@ -101,14 +101,19 @@ def _setting(report: Row) -> str:
 
 
 def _goals(report: Row) -> str:
+    return goals_table(report["goals"])
+
+
+def goals_table(goals: Sequence[Row]) -> str:
+    """Each goal with its figure, and whether that meets it."""
     rows = [
         [
             goal["goal"],
             goal["bar"].replace("<", "&lt;").replace(">", "&gt;"),
             _number(goal["figure"]),
-            _MET[goal["met"]],
+            "too few rounds" if goal["met"] is None and goal["figure"] is not None else _MET[goal["met"]],
         ]
-        for goal in report["goals"]
+        for goal in goals
     ]
     return _table(["goal", "bar", "figure", ""], rows)
 
@@ -118,18 +123,23 @@ def _group(group: str) -> Callable[[Row], str]:
         lines = [line for line in report["summary"] if line["group"] == group]
         if not lines:
             return "Not measured yet.\n"
-        found = ""
-        if rated := [line for line in lines if RATE in line or "skipped" in line]:
-            found = _rates(rated)
-        if others := [line for line in lines if RATE not in line and "skipped" not in line]:
-            found += ("\n" if found else "") + _figures(others)
         drawn = plots(report)
         plot = next(
             (f"![{PLOTS[n][1]}](assets/{n}.svg)\n\n" for n in PLOTS if PLOTS[n][0] == group and f"{n}.svg" in drawn), ""
         )
-        return plot + found
+        return plot + group_tables(lines)
 
     return part
+
+
+def group_tables(lines: Sequence[Row]) -> str:
+    """The tables of a group's lines: those with rates, and those with other figures."""
+    found = ""
+    if rated := [line for line in lines if RATE in line or "skipped" in line]:
+        found = _rates(rated)
+    if others := [line for line in lines if RATE not in line and "skipped" not in line]:
+        found += ("\n" if found else "") + _figures(others)
+    return found
 
 
 def _profile(report: Row) -> str:

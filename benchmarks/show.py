@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
+import page
 from questions import GROUPS, Question
 from report import RATE, Row
-
-_MARK = {True: "met", False: "[bold red]missed[/]", None: "not said"}
 
 
 class Progress:
@@ -63,42 +62,13 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables(report: Row, console: Console) -> None:
-    """A table for each group, and the goals."""
-    runs = report["runs"]
-    servers = ", ".join(runs[-1]["servers"]) if runs else ""
+    """The page's tables: one for each group that was measured, and the goals."""
     for group, about in GROUPS.items():
-        lines = [line for line in report["summary"] if line["group"] == group]
-        if any(RATE in line or "skipped" in line for line in lines):
-            console.print(_rates(lines, f"{about}; {servers}"))
-        if others := [line for line in lines if RATE not in line and "skipped" not in line]:
-            for line in others:
-                told = "  ".join(f"{name} {value:g}" for name, value in _figures(line["figures"]).items())
-                console.print(f"{line['question']}, {line.get('case', '')}: {told}", markup=False, highlight=False)
-    shown = Table(title="goals")
-    for name in ("goal", "bar", "figure", "", "how"):
-        shown.add_column(name, justify="right" if name in {"bar", "figure"} else "left")
+        if lines := [line for line in report["summary"] if line["group"] == group]:
+            console.print(f"\n{about}", style="bold")
+            console.print(Markdown(page.group_tables(lines)))
     measured = [goal for goal in report["goals"] if goal["figure"] is not None]
-    for goal in measured:
-        figure = "-" if goal["figure"] is None else f"{goal['figure']:g}"
-        shown.add_row(goal["goal"], goal["bar"], figure, _MARK[goal["met"]], goal["how"])
     if measured:
-        console.print(shown)
+        console.print(Markdown(page.goals_table(measured)))
     if left := len(report["goals"]) - len(measured):
         console.print(f"{left} goals were not measured: bench-report.json names them")
-
-
-def _rates(lines: Sequence[Row], title: str) -> Table:
-    shown = Table(title=title)
-    for name in ("question", "rounds", "records/s", "least", "most", "ratios within a round", "what it is"):
-        shown.add_column(name, justify="right" if name in {"rounds", "records/s", "least", "most"} else "left")
-    for line in lines:
-        name = f"{line['question']}, {line['case']}" if "case" in line else line["question"]
-        if "skipped" in line:
-            shown.add_row(name, "0", "-", "", "", "", line["skipped"])
-        elif RATE in line:
-            ratios = "; ".join(f"{ratio:g} of {base}" for base, ratio in line.get("ratios", {}).items())
-            what = line.get("guarantee") or line.get("mode", "")
-            shown.add_row(
-                name, str(line["rounds"]), f"{line[RATE]:,}", f"{line['min']:,}", f"{line['max']:,}", ratios, what
-            )
-    return shown

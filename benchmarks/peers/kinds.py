@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -171,20 +171,27 @@ def fill(kind: Kind, brokers: str, records: int) -> None:
             f"the topic {kind.name} has {found} records, not {records}: BENCH_RECORDS says how many"
         )
         return
-    admin.create_topics([NewTopic(kind.name, PARTITIONS, 1)])[kind.name].result(30)
-    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 20, "log_level": 0})
     encode = msgspec.json.Encoder().encode
-    for record in kind.make(records):
+    made = ({"value": encode(record), "key": str(getattr(record, kind.key))} for record in kind.make(records))
+    send(brokers, kind.name, made)
+    assert sum(ends(kind, brokers).values()) == records
+
+
+def send(brokers: str, topic: str, records: Iterable[Mapping[str, Any]]) -> None:
+    """Create the topic and produce these records to it."""
+    admin = AdminClient({"bootstrap.servers": brokers, "log_level": 0})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 20, "log_level": 0})
+    for record in records:
         while True:
             try:
-                producer.produce(kind.name, encode(record), str(getattr(record, kind.key)))
+                producer.produce(topic, **record)
             except BufferError:  # the client's queue is full: let some of it go first
                 producer.poll(0.1)
             else:
                 producer.poll(0)
                 break
     assert producer.flush(60) == 0, "the broker did not take every record within 60 s"
-    assert sum(ends(kind, brokers).values()) == records
 
 
 def ends(kind: Kind, brokers: str) -> dict[int, int]:

@@ -123,24 +123,30 @@ class Report:
     def as_table(self) -> Table:
         """The report for people."""
         c, o = self.comparison, self.outcome
-        shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        shown.add_column(style="bold")
-        shown.add_column()
-        for name, value in [
+        lines = [
             ("records in", f"{c.records_in:,}"),
             ("rows out", f"{c.rows_out:,}"),
-            ("lost", _count(c.lost)),
-            ("twice", _count(c.twice)),
+            ("lost", count(c.lost)),
+            ("twice", count(c.twice)),
             ("transactions", f"{c.transactions:,}"),
             ("kills", f"{o.kills} with SIGKILL, {o.kills_in_transaction} of them inside an open transaction"),
             ("zombies", f"{ZOMBIES} frozen past their session and continued, {o.fenced} fenced"),
             ("records/s", f"{c.records_in / self.seconds:,.0f} over {self.seconds:.1f} s, {FAULTS} faults included"),
             ("broker", self.broker),
             ("database", self.postgres),
-        ]:
-            shown.add_row(name, value)
-        return shown
+        ]
+        return named_lines(lines)
 
 
-def _count(number: int) -> str:
+def named_lines(lines: Iterable[tuple[str, str]]) -> Table:
+    """A table of names and values."""
+    shown = Table("", "", show_header=False, box=None, padding=(0, 2, 0, 0))
+    shown.columns[0].style = "bold"
+    for line in lines:
+        shown.add_row(*line)
+    return shown
+
+
+def count(number: int) -> str:
+    """A number of errors: green where there is none."""
     return f"[{'bold red' if number else 'green'}]{number:,}[/]"

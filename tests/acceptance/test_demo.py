@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from time import monotonic
 
 import psutil
 import pytest
+
+from support.waiting import until
 
 COMMAND = [sys.executable, "-m", "demo", "demo", "--records", "20000"]
 
@@ -47,6 +48,14 @@ def test_the_demo(tmp_path: Path) -> None:
     assert "froze B with transaction " in told
 
 
+def started(tmp_path: Path, *, stdout: int, stderr: int) -> tuple[subprocess.Popen[str], Path]:
+    """The demo's process, and the folder of its temporary files."""
+    folders = tmp_path / "tmp"
+    folders.mkdir()
+    env = {**os.environ, "TMPDIR": str(folders)}
+    return subprocess.Popen(COMMAND, cwd=tmp_path, env=env, text=True, stdout=stdout, stderr=stderr), folders
+
+
 def _gone(processes: list[psutil.Process], seconds: float) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=seconds)
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)  # nobody may be there to reap them
@@ -62,16 +71,7 @@ def _command(process: psutil.Process) -> str:
 
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
 def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
-    folders = tmp_path / "tmp"
-    folders.mkdir()
-    demo = subprocess.Popen(
-        COMMAND,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(folders)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    demo, folders = started(tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     reached = threading.Event()
 
     def listen() -> None:
@@ -125,20 +125,8 @@ def test_a_frozen_worker_dies_with_the_demo(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_demo_and_removes_everything(tmp_path: Path) -> None:
-    folders = tmp_path / "tmp"
-    folders.mkdir()
-    demo = subprocess.Popen(
-        COMMAND,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(folders)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    deadline, pause = monotonic() + 60, threading.Event()
-    while not any(folders.iterdir()):  # the first server's folder
-        assert monotonic() < deadline
-        pause.wait(0.02)
+    demo, folders = started(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    until(lambda: any(folders.iterdir()), "the first server's folder", 60)
     demo.send_signal(signal.SIGINT)
     said, _ = demo.communicate(timeout=60)
     assert demo.returncode == 130, said

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +14,7 @@ from seekpoint.jobs.reload import CutOver, Driver, Reload
 from seekpoint.jobs.reload.catch_up import CatchUp
 from support.events import Run
 from support.reload_orders import Shop, gone, of
+from support.waiting import until
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
 
@@ -42,15 +41,12 @@ def widen(shop: Shop, partitions: int) -> None:
     """The shop's topic has so many partitions, each with a leader."""
     admin = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0})
     admin.create_partitions([NewPartitions(shop.topic, partitions)])[shop.topic].result(20)
-    deadline, pause = monotonic() + 20, threading.Event()
 
     def led() -> int:
         found = admin.list_topics(shop.topic, timeout=20).topics[shop.topic].partitions.values()
         return sum(one.leader >= 0 for one in found)
 
-    while led() < partitions:
-        assert monotonic() < deadline, f"{shop.topic} has no {partitions} partitions"
-        pause.wait(0.05)
+    until(lambda: led() == partitions, f"{shop.topic} to have {partitions} partitions")
 
 
 @contextmanager

@@ -7,17 +7,16 @@ import os
 import secrets
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
 from seekpoint.cli.app import app
 from support.reload_orders import Shop, gone, of
+from support.waiting import until
 
 MODULE = """\
 from seekpoint import Worker
@@ -95,12 +94,10 @@ class Terminal:
         )
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Until it holds; fails where that takes a minute."""
-    deadline, pause = monotonic() + 60, threading.Event()
-    while not holds():
-        assert monotonic() < deadline
-        pause.wait(0.05)
+def wait_for_lock(shop: Shop, column: str, like: str) -> None:
+    """Until a session waits for a lock whose ``application_name`` or ``query`` is like this."""
+    waiting = f"SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {column} LIKE :like"
+    until(lambda: shop.execute(waiting, like=like), "a session that waits for a lock", 60)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,6 +13,7 @@ from rich.text import Text
 from demo.poison.handling import RETRY
 from demo.poison.judge import Fate, Verdict
 from demo.poison.kinds import KILLERS, KINDS
+from demo.report import count, named_lines
 
 SHOWN = 5  # letters that are not as they must be, at most
 
@@ -108,26 +108,21 @@ class Report:
 
     def _of_all(self) -> Table:
         v = self.verdict
-        shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        shown.add_column(style="bold")
-        shown.add_column()
         share = self.rate_poisoned / self.rate_clean
-        lines: list[tuple[str, Any]] = [
+        lines = [
             ("records", f"{v.records:,}"),
             ("applied", f"{v.applied:,}, of them {v.replayed:,} replayed with the handler mended"),
             ("parked", f"{v.parked:,} still, of {v.set_aside:,} that were"),
             ("skipped", f"{v.skipped:,}"),
-            ("lost", _count(v.lost)),
-            ("twice", _count(v.twice)),
+            ("lost", count(v.lost)),
+            ("twice", count(v.twice)),
             ("killers", f"{v.killers_parked} parked; workers died {sum(self.deaths.values())} times"),
             ("records/s", f"{self.rate_poisoned:,.0f}, {share:.2f} of {self.rate_clean:,.0f} with nothing broken"),
             ("seconds", f"{self.seconds:.1f}, killers and replay included"),
             ("broker", self.broker),
             ("database", self.postgres),
         ]
-        for name, value in lines:
-            shown.add_row(name, value)
-        return shown
+        return named_lines(lines)
 
 
 KILLER_NAMES = tuple(kind.name for kind in KINDS if kind.kills)
@@ -141,7 +136,3 @@ def _end(fate: Fate) -> str:
         "lost": fate.made - fate.applied - fate.parked,
     }
     return ", ".join(f"{number:,} {name}" for name, number in ends.items() if number)
-
-
-def _count(number: int) -> str:
-    return f"[{'bold red' if number else 'green'}]{number:,}[/]"

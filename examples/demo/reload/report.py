@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from demo.report import count
+
 FEWEST = 10  # polls in one reload: fewer prove nothing
 
 
@@ -119,8 +121,8 @@ class Report:
             shown.add_column(reload.strategy, justify="right", no_wrap=True)
         lines: list[tuple[str, list[Any]]] = [
             ("rows", [f"{r.rows:,}" for r in self.reloads]),
-            ("torn reads", [_count(r.torn_reads, f" of {r.polls:,}") for r in self.reloads]),
-            ("rows that differ", [_count(r.differences) for r in self.reloads]),
+            ("torn reads", [f"{count(r.torn_reads)} of {r.polls:,}" for r in self.reloads]),
+            ("rows that differ", [count(r.differences) for r in self.reloads]),
             ("seconds under the lock", [f"{r.lock_seconds:.3f}" for r in self.reloads]),
             ("keys looked at there", [f"{r.keys_under_lock:,}" for r in self.reloads]),
             ("longest pause, s", [f"{r.worker_pause_seconds:.2f}" for r in self.reloads]),
@@ -138,7 +140,3 @@ class Report:
 
 def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
-
-
-def _count(number: int, of: str = "") -> str:
-    return f"[{'bold red' if number else 'green'}]{number:,}[/]{of}"

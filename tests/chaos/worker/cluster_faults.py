@@ -15,6 +15,8 @@ from seekpoint import Ledger
 from seekpoint.ledger.admin_actions import reset_offset
 from seekpoint.records import Partition
 from seekpoint.testing.child_process import NotReached
+from seekpoint.testing.servers.kafka import KafkaServer
+from seekpoint.testing.servers.postgres import PostgresServer
 
 STORM = 8  # in a storm
 SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, %s)"
@@ -24,12 +26,15 @@ SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_
 
 def postgres_killed(context: FaultContext, fault: Fault) -> Injected:
     """The whole server dies by kill -9, and comes back with what it had flushed."""
-    log, server = context.log, context.environment.pair.postgres
-    mark, at = log.mark(), monotonic()
+    return _killed(context, context.environment.pair.postgres, "DatabaseTrouble")
+
+
+def _killed(context: FaultContext, server: PostgresServer | KafkaServer, trouble: str) -> Injected:
+    mark, at = context.log.mark(), monotonic()
     server.kill()
     over = monotonic()
     server.start()
-    log.wait("DatabaseTrouble", since=mark)
+    context.log.wait(trouble, since=mark)
     return Injected(at, EVERY, mark, over)
 
 
@@ -46,35 +51,27 @@ def postgres_killed_async(context: FaultContext, fault: Fault) -> Injected | Non
 
 def postgres_frozen(context: FaultContext, fault: Fault) -> Injected:
     """The server hangs in the middle of what it does, and continues later."""
+    return _frozen(context, context.environment.pair.postgres, SESSION_MS / 1000)
+
+
+def _frozen(context: FaultContext, server: PostgresServer | KafkaServer, seconds: float) -> Injected:
     mark, at = context.log.mark(), monotonic()
-    context.environment.pair.postgres.freeze()
+    server.freeze()
     try:
-        context.hush(SESSION_MS / 1000)
+        context.hush(seconds)
     finally:
-        context.environment.pair.postgres.thaw()
+        server.thaw()
     return Injected(at, EVERY, mark, over=monotonic())
 
 
 def broker_killed(context: FaultContext, fault: Fault) -> Injected:
     """The broker dies by kill -9, and comes back with its log."""
-    log, server = context.log, context.environment.pair.kafka
-    mark, at = log.mark(), monotonic()
-    server.kill()
-    over = monotonic()
-    server.start()
-    log.wait("KafkaTrouble", since=mark)
-    return Injected(at, EVERY, mark, over)
+    return _killed(context, context.environment.pair.kafka, "KafkaTrouble")
 
 
 def broker_frozen(context: FaultContext, fault: Fault) -> Injected:
     """The broker hangs for longer than a session."""
-    mark, at = context.log.mark(), monotonic()
-    context.environment.pair.kafka.freeze()
-    try:
-        context.hush(1.5 * SESSION_MS / 1000)
-    finally:
-        context.environment.pair.kafka.thaw()
-    return Injected(at, EVERY, mark, over=monotonic())
+    return _frozen(context, context.environment.pair.kafka, 1.5 * SESSION_MS / 1000)
 
 
 # -- membership -----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from time import monotonic
-from typing import Literal
+from typing import Literal, LiteralString
 
 from chaos.worker.fault_context import FaultContext, Injected
 from chaos.worker.schedule import Fault
@@ -124,16 +124,9 @@ def commit_delayed(context: FaultContext, fault: Fault) -> Injected | None:
 
 
 def _asked(context: FaultContext) -> None:
-    """Wait until somebody waits for the lock of a ledger's row."""
-    deadline, pause = monotonic() + 30, threading.Event()
-    waiting = (
-        "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND starts_with(application_name, 'seekpoint ')"
-    )
-    with context.environment.connect() as connection:
-        while connection.execute(waiting).fetchone() is None:
-            if monotonic() > deadline:
-                raise NotReached("no worker asked what became of the COMMIT")
-            pause.wait(0.01)
+    """Wait until a worker waits for the lock of a ledger's row."""
+    waiting = "wait_event_type = 'Lock' AND starts_with(application_name, 'seekpoint ')"
+    _sessions(context, waiting, some=True, what="no worker asked what became of the COMMIT")
 
 
 def _reply_lost(context: FaultContext, victim: WorkerProcess, injected: Injected) -> None:
@@ -231,9 +224,14 @@ def _backend(context: FaultContext, victim: WorkerProcess) -> int:
 
 def _gone(context: FaultContext, pid: int) -> None:
     """Wait until the session has ended."""
+    _sessions(context, f"pid = {pid}", some=False, what=f"the session {pid} is still there after 30 s")
+
+
+def _sessions(context: FaultContext, where: LiteralString, *, some: bool, what: str) -> None:
+    """Wait until Postgres has such sessions, or none."""
     deadline, pause = monotonic() + 30, threading.Event()
     with context.environment.connect() as connection:
-        while connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() is not None:
+        while (connection.execute(f"SELECT FROM pg_stat_activity WHERE {where}").fetchone() is not None) != some:
             if monotonic() > deadline:
-                raise NotReached(f"the session {pid} is still there after 30 s")
-            pause.wait(0.02)
+                raise NotReached(what)
+            pause.wait(0.01)

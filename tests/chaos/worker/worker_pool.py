@@ -188,10 +188,6 @@ class WorkerPool:
                 return
             self.fill()
 
-    def whose(self, partition: int) -> WorkerProcess:
-        """Who reads this partition."""
-        return next(worker for worker in self.workers if partition in worker.active)
-
     def disband(self) -> None:
         """SIGTERM to all: each must drain and end with code 0."""
         self._bury_the_dead()

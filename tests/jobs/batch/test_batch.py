@@ -12,7 +12,7 @@ import pytest
 from seekpoint import Json, Pipeline, StartAt, Upsert
 from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandbyRequired
 from seekpoint.jobs.batch import BatchJob
-from seekpoint.jobs.reload import Generations, Run, Task
+from seekpoint.jobs.reload import Run, Task
 from support.batch_process import batch, offsets, paused
 from support.before_cutover import started
 from support.reload_orders import Shop, doubled, gone, of
@@ -77,16 +77,6 @@ def test_a_worker_and_batches_take_turns(shop: Shop) -> None:
     worker.reached(shop.topic, len(FIRST) + len(LATER) + 1)
     worker.stop()
     assert shop.rows() == doubled([*FIRST, *LATER, of(1, 77, 7)], by=1)
-
-
-def test_rows_of_an_append_come_once(shop: Shop) -> None:
-    shop.produce(shop.topic, [of(n, n, n) for n in range(60)], partition=0)
-    done = batch(shop, pipeline={"kind": "append"}, range_records=20).run()
-    assert done.rows == {f"{shop.schema}.entries": 60}
-    assert shop.rows("entries", "id, amount, topic_offset") == [(n, n, n) for n in range(60)]
-    shop.produce(shop.topic, [of(99, 9, 9)], partition=0)
-    assert batch(shop, pipeline={"kind": "append"}).run().records == 1
-    assert shop.rows("entries", "id, amount, topic_offset")[-1] == (99, 9, 60)
 
 
 def test_a_live_worker_is_not_disturbed_without_being_asked(shop: Shop) -> None:
@@ -176,16 +166,6 @@ def test_a_version_that_a_reload_is_opened_for_waits_for_it(shop: Shop) -> None:
     shop.produce(shop.topic, LATER, partition=0)
     assert batch(shop, pipeline={"version": 2}).run().records == len(LATER)
     assert shop.rows() == doubled(FIRST + LATER)
-
-
-def test_a_table_of_generations_is_written_where_it_stands(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
-    batch(shop).run()
-    Generations(shop.engine, schema=shop.schema).enable(f"{shop.schema}.orders")
-    shop.produce(shop.topic, LATER, partition=0)
-    done = batch(shop).run()
-    assert done.records == len(LATER)
-    assert shop.rows() == doubled(FIRST + LATER, by=1)
 
 
 def test_a_batch_is_taken_with_its_own_code_alone(shop: Shop, topic: Any) -> None:

@@ -9,10 +9,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from seekpoint.jobs.batch import BatchJob
-from support.cli_jobs import FIRST, Terminal, wait_until
+from support.cli_jobs import FIRST, Terminal, wait_for_lock
 from support.reload_orders import Shop, doubled, of
-
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE :query"
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def test_ctrl_c_leaves_a_batch_open_and_says_how_to_go_on(terminal: Terminal, sh
     with shop.engine.connect() as holder:
         holder.execute(text(f"LOCK TABLE {shop.schema}.orders IN SHARE MODE"))
         process = terminal.process("batch", name="old")
-        wait_until(lambda: bool(shop.execute(WAITING, query=f'LOCK TABLE "{shop.schema}"."orders"%')[0][0]))
+        wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')
         process.send_signal(signal.SIGINT)
         out, said = process.communicate(timeout=60)
     (run,) = terminal.look("reload", "status")
@@ -108,7 +106,7 @@ def test_a_batch_that_is_given_up_lets_workers_go_on(terminal: Terminal, shop: S
     with shop.engine.connect() as holder:
         holder.execute(text(f"LOCK TABLE {shop.schema}.orders IN SHARE MODE"))
         process = terminal.process("batch", name="old")
-        wait_until(lambda: bool(shop.execute(WAITING, query=f'LOCK TABLE "{shop.schema}"."orders"%')[0][0]))
+        wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')
         process.kill()
         process.communicate()
     (run,) = terminal.look("reload", "status")

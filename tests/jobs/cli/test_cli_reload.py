@@ -15,7 +15,7 @@ from sqlalchemy import text
 from seekpoint.testing.servers import spark
 from seekpoint.testing.servers.process import ServerFailed
 from support.before_cutover import settled
-from support.cli_jobs import FIRST, Terminal, wait_until
+from support.cli_jobs import FIRST, Terminal, wait_for_lock
 from support.reload_orders import Shop, doubled, of
 from support.reload_process import Reloader
 
@@ -221,8 +221,7 @@ def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_go_on(
     with shop.engine.connect() as holder:
         holder.execute(text(f"SELECT 1 FROM {shop.schema}.partition_offset FOR UPDATE"))
         process = terminal.process("reload", "run")
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
-        wait_until(lambda: bool(shop.execute(waiting, name=f"%reload {process.pid}")[0][0]))
+        wait_for_lock(shop, "application_name", f"%reload {process.pid}")
         process.send_signal(number)
         out, said = process.communicate(timeout=60)
     (run,) = terminal.look("reload", "status")

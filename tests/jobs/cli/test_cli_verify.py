@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from support.before_cutover import settled
-from support.cli_jobs import FIRST, Terminal, wait_until
+from support.cli_jobs import FIRST, Terminal, wait_for_lock
 from support.reload_orders import Shop, doubled, of
 
 
@@ -100,8 +100,7 @@ def test_a_verify_that_is_stopped_leaves_nothing(terminal: Terminal, shop: Shop)
     with shop.engine.connect() as holder:
         holder.execute(text(f"LOCK TABLE {shop.schema}.orders IN ACCESS EXCLUSIVE MODE"))
         process = terminal.process("verify")
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
-        wait_until(lambda: bool(shop.execute(waiting, name=f"%reload {process.pid}")[0][0]))
+        wait_for_lock(shop, "application_name", f"%reload {process.pid}")
         process.send_signal(signal.SIGINT)
         out, said = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")

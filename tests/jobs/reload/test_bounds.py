@@ -421,20 +421,3 @@ def test_a_driver_that_is_killed_leaves_nothing_torn(shop: Shop, at: str) -> Non
     resumed(shop, driver, max_deletes=1.0, max_wait=60.0)
     assert shop.rows() == doubled(FIRST + later)
     assert shop.schemas() == []
-
-
-def test_a_refused_run_is_brought_to_its_end_after_a_kill(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused by the prediction, then by five tries, then its driver dies in a try; rounds continue between."""
-    settled(shop, FIRST)
-    with (
-        diffed(with_bounds(shop, max_wait=0.3)) as (reload, driver, rounds),
-        shop.engine.connect() as worker,
-        pauses(monkeypatch),
-    ):
-        worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR UPDATE"))
-        with pytest.raises(CutOverRefused):
-            reload.cut_over(driver, rounds)
-    Reloader(shop, driver.run.id, at="turn cut_over", width=50).kill_where_it_waits()
-    assert shop.rows() == doubled(FIRST, by=1)
-    resumed(shop, driver, max_wait=60.0)
-    assert shop.rows() == doubled(FIRST)

@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Connection, create_engine, text
 
-from seekpoint import Limits, Partition, Text, Upsert, events
-from seekpoint.errors import ConfigError, HandlerOutdated, ReloadOver, ReloadRefused
+from seekpoint import Limits, Partition, Text, Upsert
+from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload import Generations, cutover
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover import took_effect
@@ -43,57 +43,6 @@ def test_offsets_stay_and_every_token_is_drawn_anew(full: Shop, strategy: str) -
     (action,) = full.execute("SELECT action, actor, reason FROM {schema}.admin_action ORDER BY id DESC LIMIT 1")
     assert action[:2] == ("cut-over", "alice")
     assert action[2].endswith(": prices")
-
-
-@pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_nobody_ever_reads_two_versions(shop: Shop, strategy: str) -> None:
-    """Under load: one version everywhere, the table is what its offsets say, and the old worker stands down."""
-    settled(shop, [of(n, 1) for n in range(3000)])
-    old = shop.worker(limits=Limits(batch_records=50))
-    old.placed()
-    stop = threading.Event()
-    torn: list[Any] = []
-    looks: list[int] = []
-
-    def produce() -> None:
-        n = 3000
-        while not stop.is_set():
-            shop.produce(shop.topic, [of(k, 1) for k in range(n, n + 100)], partition=0)
-            n += 100
-
-    def read() -> None:
-        query = text(
-            f"SELECT count(*), count(DISTINCT amount), (SELECT sum(next_offset) FROM {shop.schema}.partition_offset) "
-            f"FROM {shop.schema}.orders"
-        )
-        with shop.engine.connect() as connection:
-            while not stop.is_set():
-                with connection.begin():
-                    row = connection.execute(query).one()
-                looks.append(row[0])
-                if row[1] != 1 or row[0] != row[2]:
-                    torn.append(tuple(row))
-
-    threads = [threading.Thread(target=each) for each in (produce, read)]
-    for thread in threads:
-        thread.start()
-    try:
-        outcome = reloaded(shop.reload(), strategy=strategy)
-        new = shop.worker(version=2)
-        new.placed()
-        new.seen.wait_for(events.Committed, count=5)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    with pytest.raises(HandlerOutdated):
-        old.stop()
-    new.stop()
-    assert not torn, torn[:5]
-    assert len(looks) > 20
-    (total,) = {p.next_offset for p in shop.ledger().read() if p.partition.number == 0}
-    assert shop.rows() == [(n, 2, 0) for n in range(total)]
-    assert outcome.lock_seconds < 30
 
 
 def let_go(holder: Connection, monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
@@ -269,16 +218,6 @@ def test_a_key_that_was_written_before_the_difference_and_committed_behind_it_is
         under_way.commit()
         reload.cut_over(driver, rounds)
     assert full.rows() == doubled(FIRST)
-
-
-def test_a_partition_that_was_added_meanwhile_is_in(full: Shop) -> None:
-    reload, driver = started(full.reload())
-    full.execute("DELETE FROM {schema}.reload_position WHERE partition = 1")  # as if it had not been there at E0
-    elsewhere = [of(n, n) for n in range(700, 720)]
-    with diffed(reload, driver=driver) as (_, _, rounds):
-        settled(full, elsewhere, partition=1)
-        reload.cut_over(driver, rounds)
-    assert full.rows() == doubled(FIRST + elsewhere)
 
 
 def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -26,6 +25,7 @@ from support.ledger_desk import backend
 from support.reload_orders import Shop, doubled, gone, of
 from support.reload_process import Reloader
 from support.round_trips import trips
+from support.waiting import until
 
 MORE = [of(2, 9), of(77, 1), gone(4), *(of(n, 1) for n in range(1000, 1400))]
 
@@ -58,10 +58,7 @@ def tables(shop: Shop, like: str = "orders%") -> list[str]:
 
 def sweep(reload: Reload) -> None:
     """Until nothing is left of any run: readers of other tests may look at this database, too."""
-    deadline = monotonic() + 60
-    while not all(run.swept for run in reload.runs.list()):
-        assert monotonic() < deadline, "something is in use for ever"
-        reload.runs.sweep()
+    until(lambda: reload.runs.sweep() or all(run.swept for run in reload.runs.list()), "all runs to be swept", 60)
 
 
 @contextmanager
@@ -271,9 +268,7 @@ def test_snapshots_that_may_not_be_seen_are_waited_for(shop: Shop, roles: tuple[
 
     with reading(shop, "READ COMMITTED", "SELECT 1") as reader:
         assert backend(reader) in others()
-    deadline = monotonic() + 60
-    while others():
-        assert monotonic() < deadline, "somebody else reads for ever"
+    until(lambda: not others(), "the other readers to end", 60)
 
 
 # -- runs that end otherwise -----------------------------------------------------------------------------------

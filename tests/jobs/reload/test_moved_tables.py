@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -17,6 +16,7 @@ from seekpoint import Append, Upsert
 from seekpoint.jobs.reload import Generations
 from seekpoint.sinks.dedupe import Deleted
 from support.before_cutover import FIRST
+from support.ledger_desk import backend, wait_until_blocked
 from support.reload_orders import Shop, doubled
 
 COLUMNS = ["id", "amount", "at", "topic_offset"]
@@ -153,16 +153,10 @@ def test_a_view_that_is_nobodys_ends_in_its_own_error(shop: Shop) -> None:
 @contextmanager
 def moving(shop: Shop, behind: Connection) -> Iterator[Future[None]]:
     """The orders, moved on another thread; the block begins when that waits for this transaction."""
-    pid = behind.execute(text("SELECT pg_backend_pid()")).scalar()
-    waiting = f"SELECT count(*) FROM pg_stat_activity WHERE {pid} = ANY(pg_blocking_pids(pid))"
     with ThreadPoolExecutor(1) as pool:
         moved = pool.submit(move, shop, "orders")
         try:
-            deadline = monotonic() + 30
-            while shop.execute(waiting) == [(0,)]:
-                assert monotonic() < deadline
-                assert not moved.done(), moved.exception()
-                threading.Event().wait(0.01)
+            wait_until_blocked(shop.engine, by=backend(behind))
             yield moved
         finally:
             behind.rollback()

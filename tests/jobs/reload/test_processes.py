@@ -7,10 +7,8 @@ import os
 import secrets
 import signal
 import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from seekpoint.jobs.staging.task_errors import error_as_text, error_of
 from seekpoint.records import Partition
 from support.before_cutover import reloaded, settled, started
 from support.reload_orders import PLAIN, Shop, doubled, of
+from support.waiting import until
 
 FIRST = [of(n % 40, n, n) for n in range(200)]
 
@@ -195,10 +194,7 @@ def test_errors_travel_as_text() -> None:
 
 def standing(marker: Path) -> int:
     """The process that stands still, as soon as it does: it may still be importing when the others are done."""
-    deadline, pause = monotonic() + 30, threading.Event()
-    while not (marker.exists() and marker.read_text().endswith(" ")):
-        assert monotonic() < deadline, "nobody stood still"
-        pause.wait(0.02)
+    until(lambda: marker.exists() and marker.read_text().endswith(" "), "a process to stand still")
     return int(marker.read_text())
 
 

@@ -249,14 +249,6 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
         consolidate(driver, reload.sources)
 
 
-def test_an_append_keeps_every_row(shop: Shop) -> None:
-    records = [of(n % 7, n, n) for n in range(90)]
-    reload, driver = begun(shop, records, kind="append")
-    reload.stage(driver)
-    made = staged_rows(shop, driver, "topic_offset, id, amount")
-    assert made == [(n, n % 7, 2 * n) for n in range(90)]
-
-
 def test_the_newest_row_of_a_key_is_told_by_the_sinks_own_column(shop: Shop) -> None:
     records = [of(1, 5, 50), of(1, 6, 20), of(2, 7, 10), of(2, 8, 10)]
     reload, driver = begun(shop, records, sink={"order_by": "at", "tombstone": None})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from seekpoint.jobs.reload import Driver
 from seekpoint.ledger import Ledger
 from support.before_cutover import settled
 from support.reload_orders import Shop, of
+from support.waiting import until
 
 QUICK = Limits(idle_check=0.1)
 
@@ -142,14 +142,11 @@ def test_a_run_of_an_older_version_is_refused_where_the_version_was_raised_meanw
 
 def wait_for_lock(shop: Shop) -> None:
     """Until somebody waits for the group's row."""
-    deadline, pause = monotonic() + 60, threading.Event()
     query = (
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database() "
         "AND query LIKE '%{schema}.consumer_group%FOR%'"
     )
-    while shop.execute(query) == [(0,)]:
-        assert monotonic() < deadline, "nobody waits for the group's row"
-        pause.wait(0.01)
+    until(lambda: shop.execute(query) != [(0,)], "a session that waits for the group's row", 60)
 
 
 def test_who_owns_the_loop_is_told_by_settle(quiet: Shop) -> None:
@@ -159,20 +156,18 @@ def test_who_owns_the_loop_is_told_by_settle(quiet: Shop) -> None:
     ledger = Ledger(quiet.engine, quiet.group, schema=quiet.schema, version=2)
     with Assignment(Consumer(config), ledger, [quiet.topic], kafka=config) as held:
 
-        def until(done: Callable[[], bool]) -> None:
-            deadline = monotonic() + 30
-            while not done():
-                assert monotonic() < deadline
-                held.accept_poll(held.client.read(10, 0.1))
+        def is_active() -> bool:
+            held.accept_poll(held.client.read(10, 0.1))
+            return len(held.active) == 2
 
         with pytest.raises(StandbyRequired) as met:
-            until(lambda: False)
+            until(is_active, "both partitions")
         assert met.value.run == driver.run.id
         assert not held.active
         assert ledger.standby() is not None
         quiet.reload().run(driver)
         assert ledger.standby() is None
-        until(lambda: len(held.active) == 2)
+        until(is_active, "both partitions")
 
 
 def test_a_claim_that_raises_nothing_asks_nothing_more(quiet: Shop) -> None:

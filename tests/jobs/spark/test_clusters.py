@@ -7,11 +7,9 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import psutil
@@ -22,6 +20,7 @@ from seekpoint.jobs.reload import Reload
 from seekpoint.testing.servers.spark import start_cluster
 from support.batch_process import offsets
 from support.reload_orders import Shop, of
+from support.waiting import until
 
 JOB = Path(__file__).parent / "cluster.py"
 
@@ -102,7 +101,7 @@ def test_a_driver_that_is_killed_takes_its_tasks_along_and_another_goes_on(
     """The run is on record: whoever takes it stages what is missing, here without Spark."""
     name = named(FOR_EVER)
     with started(shop, name, "local[2,4]") as job:
-        wait_until((tmp_path / "marker99").exists, "no task came as far as that")
+        until((tmp_path / "marker99").exists, "a task to come as far as that", 180)
         family = psutil.Process(job.pid).children(recursive=True)
         assert len(family) > 1, "a JVM, and Python workers"
         job.kill()
@@ -121,7 +120,7 @@ def test_a_cluster_that_dies_while_ranges_are_staged_is_heard_of(
     with ExitStack() as cluster:
         master = cluster.enter_context(start_cluster())
         with started(shop, name, master, without_copies, patience=2.0) as job:
-            wait_until((tmp_path / "marker99").exists, "no task came as far as that")
+            until((tmp_path / "marker99").exists, "a task to come as far as that", 180)
             cluster.close()
             _, errors = job.communicate(timeout=120)
     assert re.search(r"ConnectionError: Spark's master spark://\S+ has given no executor for 2 s", errors), errors
@@ -145,10 +144,3 @@ def test_no_secret_of_the_executors_stands_in_the_event_log(tmp_path: Path) -> N
     logged = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".crc")
     assert "SEEKPOINT_DATABASE_URL" in logged
     assert "hunter2" not in logged
-
-
-def wait_until(condition: Callable[[], bool], message: str) -> None:
-    deadline, pause = monotonic() + 180, threading.Event()
-    while not condition():
-        assert monotonic() < deadline, message
-        pause.wait(0.05)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from time import monotonic
-from typing import Self
 
+from support.background import Background
 from support.events import Run
 from support.reload_orders import Shop, of
 
 
-class Feed:
+class Feed(Background):
     """Orders that go on coming, on a thread of their own; ``all`` is what was produced."""
 
     def __init__(self, shop: Shop) -> None:
-        self._shop, self._stop = shop, threading.Event()
+        super().__init__()
+        self._shop = shop
         self.all: list[tuple[str, str | None]] = []
-        self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         while not self._stop.wait(0.02):
@@ -24,14 +24,6 @@ class Feed:
             new = [of(k, 1) for k in range(n, n + 20)]
             self._shop.produce(self._shop.topic, new, partition=n // 20 % 2)
             self.all += new
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 def applied(shop: Shop, feed: Feed, worker: Run) -> None:

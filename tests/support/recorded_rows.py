@@ -6,7 +6,6 @@ of writing. ``Stream`` produces steadily on a thread of its own and remembers wh
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Self
@@ -16,6 +15,7 @@ from sqlalchemy import BigInteger, Column, Connection, Engine, Identity, Integer
 from sqlalchemy.schema import CreateTable
 
 from seekpoint import Append, Batch, Pipeline, codecs
+from support.background import Background
 
 Stored = Iterable[tuple[int, int]]
 """Partition and offset of each record, as ``produce`` and ``Stream`` answer them."""
@@ -80,27 +80,21 @@ class Book:
             assert offsets == sorted(offsets), f"partition {partition} was written out of order"
 
 
-class Stream:
+class Stream(Background):
     """Produces ``rate`` records a second, round and round the partitions, for the length of a ``with`` block."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, rate: float = 500) -> None:
+        super().__init__()
         # Without idempotence a record whose answer was lost would be in the log twice, and rightly in the table too.
         settings = {"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0, "enable.idempotence": True}
         self._producer = Producer({**settings, "reconnect.backoff.max.ms": 250, "retry.backoff.max.ms": 250})
         self._topic, self._partitions, self._pause = topic, partitions, 10 / rate
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stream")
         self._refused: list[KafkaError] = []
         self.stored: list[tuple[int, int]] = []
         self._unplaced = 0  # acknowledged as duplicates of a batch sent before: where they are, nobody says
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
+        super().__exit__()
         left = self._producer.flush(30)
         assert not self._refused, f"the broker refused {len(self._refused)} records: {self._refused[0]}"
         assert left == 0, f"{left} records were not delivered within 30 s"
@@ -110,7 +104,7 @@ class Stream:
 
     def _run(self) -> None:
         number = 0
-        while not self._ended.wait(self._pause):
+        while not self._stop.wait(self._pause):
             for _ in range(10):
                 self._producer.produce(
                     self._topic, f"{number}", partition=number % self._partitions, on_delivery=self._delivered

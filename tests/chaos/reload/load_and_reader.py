@@ -7,7 +7,6 @@ single read is judged, exactly, by the offsets that it saw.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -16,6 +15,8 @@ from typing import Any, Self
 import psycopg
 from confluent_kafka import KafkaError, Message, Producer
 from psycopg import sql
+
+from support.background import Background
 
 PARTITIONS = 2
 KEYS = 1_500  # of each partition
@@ -52,20 +53,19 @@ class Log:
         return rows
 
 
-class Load:
+class Load(Background):
     """A producer on a thread of its own; ``logs`` are what it produced."""
 
     def __init__(self, bootstrap: str, topic: str, chance: Random) -> None:
+        super().__init__()
         self.logs = [Log() for _ in range(PARTITIONS)]
         self.strange: list[str] = []
-        self._topic, self._chance, self._stop = topic, chance, threading.Event()
+        self._topic, self._chance = topic, chance
         self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2})
-        self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Self:
         self.produce(2_000)
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -139,23 +139,14 @@ READ = (
 )
 
 
-class Reader:
+class Reader(Background):
     """Reads the table all the time, in one statement with the offsets; ``torn`` are the reads that do not add up."""
 
     def __init__(self, target: Target, load: Load) -> None:
+        super().__init__()
         self._target, self._load = target, load
         self.polls = self.interrupted = 0
         self.torn: list[str] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def _run(self) -> None:
         while not self._stop.is_set():

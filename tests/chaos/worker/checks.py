@@ -8,9 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import psycopg
+
+from support.background import Background
 
 TABLE = "chaos_results"
 ACCOUNTED = "chaos_accounted"  # a view: the table's rows, and the dead letters
@@ -48,7 +50,7 @@ ORDER BY r.partition, r."offset"
 """
 
 
-class Sampler:
+class Sampler(Background):
     """Checks the prefix in one read-only snapshot after the other, for the length of a ``with`` block (O2).
 
     In every snapshot, for each partition, the rows are exactly the offsets from ``base`` (where the round began)
@@ -59,9 +61,8 @@ class Sampler:
     def __init__(
         self, dsn: str, topic: str, base: Mapping[int, int], may_fall: bool, alarm: Callable[[str], None]
     ) -> None:
+        super().__init__()
         self._dsn, self._topic, self._base, self._may_fall, self._alarm = dsn, topic, base, may_fall, alarm
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.news = threading.Condition()
         self.positions: dict[int, int] = dict(base)
         self.snapshots = 0
@@ -71,21 +72,13 @@ class Sampler:
         """How many records the ledger has passed, as of the last snapshot."""
         return sum(self.positions.values())
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self._stop.is_set():
             try:
                 with psycopg.connect(self._dsn, connect_timeout=2, autocommit=True) as connection:
                     self._watch(connection)
             except psycopg.OperationalError:
-                self._stopping.wait(0.05)  # the server is down: that is this round's fault
+                self._stop.wait(0.05)  # the server is down: that is this round's fault
             except Exception as error:
                 self._alarm(f"the sampler broke down: {error!r}")
                 raise
@@ -93,7 +86,7 @@ class Sampler:
     def _watch(self, connection: psycopg.Connection[Any]) -> None:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
-        while not self._stopping.wait(0.02):
+        while not self._stop.wait(0.02):
             with connection.transaction():
                 rows = connection.execute(SNAPSHOT, [self._topic]).fetchall()
             self._judge(rows)

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaError, Message, Producer
 
 from seekpoint.testing.child_process import NotReached
+from support.background import Background
 
 BACKLOG = 4000  # records that may wait unapplied before the load pauses
 TICK = 0.01  # seconds between portions
 
 
-class Load:
+class Load(Background):
     """Produces on a thread of its own for the length of a ``with`` block; afterwards every record is delivered.
 
     ``applied`` tells how many records of the topic the ledger has passed; the load keeps at most ``BACKLOG`` ahead.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, portion: int, applied: Callable[[], int]) -> None:
+        super().__init__()
         self._producer = Producer(
             {"bootstrap.servers": bootstrap, "linger.ms": 2, "log_level": 0, "reconnect.backoff.max.ms": 300}
         )
         self._topic, self._partitions, self._portion, self._applied = topic, partitions, portion, applied
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self._sent = 0
         self.delivered: dict[int, int] = dict.fromkeys(range(partitions), 0)  # behind the last acknowledged record
         self.error: str | None = None
 
     def __enter__(self) -> Self:
         self._start = self._applied()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping.set()
-        self._thread.join()
-        if error is None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        super().__exit__()
+        if kind is None:
             self._finish()
 
     def throw(self, partition: int, value: bytes) -> None:
@@ -57,7 +51,7 @@ class Load:
             raise
 
     def _produce(self) -> None:
-        while not self._stopping.wait(TICK):
+        while not self._stop.wait(TICK):
             if self._sent - (self._applied() - self._start) < BACKLOG:
                 for _ in range(self._portion):
                     for partition in range(self._partitions):

@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import Connection
 
 from seekpoint import Append, Batch, Json, Pipeline
-from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.handlers import MOST, _next_size
 from support.before_cutover import diffed, staged, started
 from support.handler_reload import Books, Handle, booked, by_core
@@ -61,9 +60,7 @@ def test_live_workers_go_on_and_are_followed(books: Books) -> None:
     reload, driver = staged(books.reload(core(books), range_records=50))
     books.shop.produce(books.shop.topic, LATER, partition=0)
     worker.reached(books.shop.topic, len(FIRST + LATER))
-    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
-        reload.catch_up(driver, rounds)
-        reload.compare(driver, rounds)
+    with diffed(reload, driver=driver) as (_, _, rounds):
         books.shop.produce(books.shop.topic, LATER, partition=0)  # behind the difference
         worker.reached(books.shop.topic, len(FIRST + LATER + LATER))
         reload.cut_over(driver, rounds)

@@ -4,7 +4,8 @@ The manifest of exports gets a checksum of each file; files that it has already 
 
 Stop the workers and jobs, migrate, start. Not additive: a worker of the version before ends at its next statement,
 which names a column that is no longer there, and writes nothing. Refused while a run of a reload or batch is open:
-the tables in its staging schema have the names of the version that opened it. Downgrading is the same in reverse.
+the tables in its staging schema have the names of the version that opened it. Downgrading is the same in
+reverse, and is refused while the manifest has checksums, unless their groups are named.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 from alembic import op
 
-from seekpoint.schema import refuse_open_runs, rename_not_null, step
+from seekpoint.schema import refuse_losing, refuse_open_runs, rename_not_null, step
 
 revision = "0005"
 down_revision = "0004"
@@ -70,6 +71,13 @@ def upgrade() -> None:
 def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
         refuse_open_runs(schema)
+        refuse_losing(
+            schema,
+            "export_manifest",
+            what="the checksums of exported files",
+            then="a file that is damaged afterwards may be read as other records, without an error",
+            where="sha256 IS NOT NULL",
+        )
         _without_conditions(schema, "admin_action_reset_idx")
         _rename(schema, "admin_action", "action", _reverse(_ACTIONS))
         _rename(schema, "dead_letter", "cause", _reverse(_CAUSES))

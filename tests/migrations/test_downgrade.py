@@ -1,4 +1,4 @@
-"""A downgrade that would drop offsets, open dead letters or lost ranges is refused by its SQL, online and offline."""
+"""The SQL of a downgrade refuses to drop offsets, open dead letters, lost ranges and checksums, online and offline."""
 
 from __future__ import annotations
 
@@ -113,6 +113,26 @@ def test_open_dead_letters_and_lost_ranges_are_not_dropped_without_permission(en
         connection.execute(text("DELETE FROM seekpoint.partition_offset"))
     with pytest.raises(ConfigError, match=r"would drop the lost ranges of groups 'g' \(1\)"):
         schema.downgrade(engine)
+
+
+def test_checksums_of_exported_files_are_not_dropped_without_permission(engine: Engine) -> None:
+    schema.upgrade(engine)
+    insert = (
+        "INSERT INTO {s}.export_manifest (archive, topic, topic_id, partition, from_offset, to_offset, records, bytes,"
+        " file, sha256, format, consumer_group, run, actor) VALUES ('/a', 't', gen_random_uuid(), 0, %s, 9, 1, 1,"
+        " 'f', %s, 'parquet', 'g', gen_random_uuid(), 'a')"
+    )
+    asked(engine, insert % (0, "NULL"), "seekpoint")
+    schema.downgrade(engine, to="0004")
+    schema.upgrade(engine)
+    asked(engine, insert % (5, "'00'"), "seekpoint")
+    with pytest.raises(
+        ConfigError, match=r"would drop the checksums of exported files of groups 'g' \(1\): a"
+    ):
+        schema.downgrade(engine, to="0004")
+    assert at(engine) == schema.HEAD
+    schema.downgrade(engine, to="0004", drop=["g"])
+    assert at(engine) == "0004"
 
 
 def test_permission_by_the_environment_for_a_name_of_any_characters(

@@ -126,9 +126,7 @@ def test_checksums_of_exported_files_are_not_dropped_without_permission(engine: 
     schema.downgrade(engine, to="0004")
     schema.upgrade(engine)
     asked(engine, insert % (5, "'00'"), "seekpoint")
-    with pytest.raises(
-        ConfigError, match=r"would drop the checksums of exported files of groups 'g' \(1\): a"
-    ):
+    with pytest.raises(ConfigError, match=r"would drop the checksums of exported files of groups 'g' \(1\): a"):
         schema.downgrade(engine, to="0004")
     assert at(engine) == schema.HEAD
     schema.downgrade(engine, to="0004", drop=["g"])

@@ -113,14 +113,38 @@ def test_a_damaged_file_of_the_table_is_not_taken_over(
     assert vault.spans(name) == []
 
 
+def test_a_file_of_the_table_that_was_changed_before_it_is_taken_over(vault: Vault) -> None:
+    """Its checksum is the one of its commit, and not of what is there now."""
+    name = settled(vault)
+    Exporter(vault, "its row", format="delta", range_records=25).kill_where_it_waits()
+    (file,) = vault.strays()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    vault.export(format="delta", range_records=25).run()
+    with pytest.raises(ArchiveDamaged, match="its SHA-256 is not that of what was written"):
+        vault.archived(name, 0, 60)
+
+
+def test_a_checksum_that_is_not_known_is_null(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table's log no longer has the commit: a checksum of what is there now would hide damage."""
+    name = settled(vault)
+    Exporter(vault, "its row", format="delta", range_records=25).kill_where_it_waits()
+    monkeypatch.setattr(DeltaTable, "history", lambda *_: [{"operation": "WRITE"}])
+    vault.export(format="delta", range_records=25).run()
+    checksums = [entry.sha256 for entry in vault.archive.entries(name)]
+    assert [checksum is None for checksum in checksums].count(True) == 1
+    assert vault.archived(name, 0, 60) == vault.logged(name, 0, 60)
+
+
 def test_a_manifest_that_was_lost_is_made_again_of_the_table(vault: Vault) -> None:
     """Of an older backup of the database, say: the files are there, and not written again."""
     name = settled(vault)
     vault.export(format="delta", range_records=25).run()
-    files = vault.archive.files()
+    files = [(entry.file, entry.sha256) for entry in vault.archive.entries()]
     vault.execute("DELETE FROM {schema}.export_manifest WHERE from_offset >= 25")
     assert vault.export(format="delta").run().records == 0
-    assert vault.archive.files() == files
+    assert [(entry.file, entry.sha256) for entry in vault.archive.entries()] == files
     assert table(vault, name) == whole()
 
 

@@ -1,4 +1,4 @@
-"""Exports that are killed where they stand, that meet others, and whose files are swept: a manifest without a flaw."""
+"""Exports that are killed, exports at the same time, and sweeps: the manifest has every record once."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from time import time
 from typing import Any
 from uuid import UUID
@@ -59,9 +60,10 @@ class DeltaLog:
         stats = json.dumps({"numRecords": written.records})
         action = AddAction(path, written.bytes, {}, round(time() * 1000), data_change=True, stats=stats)
         guard = Transaction(_application(at, topic_id), max(written.range.end, self.end(at, topic_id)))
-        self._table.create_write_transaction(
-            [action], "append", SCHEMA, commit_properties=CommitProperties(app_transactions=[guard])
-        )
+        # For the export that adds the file to the manifest if this one is killed before it does.
+        checksum = {"seekpoint.file": written.file, "seekpoint.sha256": written.sha256}
+        properties = CommitProperties(custom_metadata=checksum, app_transactions=[guard])
+        self._table.create_write_transaction([action], "append", SCHEMA, commit_properties=properties)
 
     def ahead(self, range_: Range, chain: Sequence[Entry]) -> Iterator[Written]:
         """What the table has of the range, none of which is in the manifest, with what lies before and between.
@@ -92,7 +94,17 @@ class DeltaLog:
             same = (its.partition, its.topic_id) == (range_.partition, range_.topic_id)
             if same and its.start < range_.end and its.end > range_.start:
                 self._require_whole(its, file, action["size_bytes"])
-                yield Written(its, file, action["num_records"], action["size_bytes"], self._storage.sha256(file))
+                checksum = self._checksums.get(file)
+                yield Written(its, file, action["num_records"], action["size_bytes"], checksum)
+
+    @cached_property
+    def _checksums(self) -> Mapping[str, str]:
+        """Of the files as they were written; a file whose commit the table's log no longer has is not in it.
+
+        A checksum of what is there now would hide damage.
+        """
+        found = ((commit.get("seekpoint.file"), commit.get("seekpoint.sha256")) for commit in self._table.history())
+        return {file: checksum for file, checksum in found if file and checksum}
 
     def _require_whole(self, range_: Range, file: str, size: int) -> None:
         found = self._storage.size(file)

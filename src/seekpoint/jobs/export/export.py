@@ -64,7 +64,7 @@ class Export:
         topics: str | Collection[str] | None = None,
         *,
         schema: str | None = None,
-        format: str = "parquet",  # noqa: A002 -- as people say it
+        format: str = "parquet",  # noqa: A002 -- the public name
         range_records: int = RANGE,
         skip_lost: bool = False,
         actor: str | None = None,

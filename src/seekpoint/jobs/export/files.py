@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -97,12 +98,14 @@ def read(storage: Storage, entry: Entry, start: int, end: int) -> Iterator[Piece
         raise damaged(storage, entry, "it is not there: bring it back from a copy of the archive")
     if size != entry.bytes:
         raise damaged(storage, entry, f"it has {size} bytes, and {entry.bytes} were written: it was cut, or replaced")
-    with _telling(storage, entry):
+    # One handle: the bytes that are parsed are those that were compared, also where the file is replaced meanwhile.
+    with _telling(storage, entry), storage.fs.open_input_file(storage.path(entry.file)) as stream:
         # Before pyarrow parses it: checksums of pages leave out headers and footer, where a flipped bit makes other
         # records of the same pages, or ends the process.
-        if entry.sha256 is not None and storage.sha256(entry.file) != entry.sha256:
-            raise damaged(storage, entry, "its SHA-256 is not that of what was written: bring it back from a copy")
-    with _telling(storage, entry), storage.fs.open_input_file(storage.path(entry.file)) as stream:
+        if entry.sha256 is not None:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
+                raise damaged(storage, entry, "its SHA-256 is not that of what was written: bring it back from a copy")
+            stream.seek(0)
         file = pq.ParquetFile(stream, pre_buffer=False, page_checksum_verification=True)
         _require_its_own(storage, entry, file)
         wanted = [n for n in range(file.num_row_groups) if _overlaps(file.metadata.row_group(n), start, end)]

@@ -131,11 +131,6 @@ class Storage:
         """Whether there are files below this folder."""
         return bool(self.fs.get_file_info(self.path(folder)).type == self._fs.FileType.Directory)
 
-    def sha256(self, file: str) -> str:
-        """Of its bytes, all of which are read."""
-        with self.fs.open_input_stream(self.path(file)) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
     def create(self, file: str) -> Any:
         """A stream for a new file, whose folders are made."""
         self.fs.create_dir(self.path(file).rpartition("/")[0], recursive=True)

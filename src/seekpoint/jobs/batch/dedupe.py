@@ -1,4 +1,4 @@
-"""From what the tasks staged to what is written: one attempt per offset, and of an Upsert the newest row of each key.
+"""Selects the staged rows that a batch writes: one attempt per offset, and of an Upsert the newest row of each key.
 
 All of this happens beside the live tables, before any of their locks is taken.
 """

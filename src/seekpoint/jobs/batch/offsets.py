@@ -1,4 +1,4 @@
-"""What a batch asks the brokers: whose topics these are, and which offsets there are to read."""
+"""What a batch asks the brokers: the cluster and topic ids, and which offsets can be read."""
 
 from __future__ import annotations
 

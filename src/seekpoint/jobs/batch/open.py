@@ -1,4 +1,4 @@
-"""Taking a group for a batch: workers are kept away, the partitions claimed, the ranges planned; in one transaction."""
+"""Opens a batch in one transaction: pauses the group, claims its partitions, stores the ranges to read."""
 
 from __future__ import annotations
 

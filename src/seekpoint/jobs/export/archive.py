@@ -1,4 +1,4 @@
-"""An archive: files of records below one root, of which the manifest in the ledger's schema says which ones count."""
+"""An archive: Parquet files of records below one root, listed in the ledger's table ``export_manifest``."""
 
 from __future__ import annotations
 

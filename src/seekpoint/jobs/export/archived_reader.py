@@ -1,4 +1,4 @@
-"""Reading a range that the log has in part: what retention took comes from the archive, the rest from the log."""
+"""Reads a range of which retention has deleted a part: that part from the archive, the rest from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An archive that is a Delta table for each topic, too: the same files, named in the table's own log.
+"""A Delta table for each topic of an archive: the same files, committed to the table's log.
 
 The table's log is written first, the manifest second, both under the topic's lock. An export that is killed between the
 two leaves a table that knows more than the manifest: its transaction id says how far, and the next export takes over

@@ -1,4 +1,4 @@
-"""An export: what a group has applied and the archive does not have yet, written and committed range by range."""
+"""An export: records that a group has applied and the archive does not have yet, written and committed by range."""
 
 from __future__ import annotations
 

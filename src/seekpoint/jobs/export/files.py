@@ -1,4 +1,4 @@
-"""Records as Parquet files, and back: with everything that a worker sees of them, and nothing else."""
+"""Writes records to Parquet files and reads them back, with every field that a worker sees."""
 
 from __future__ import annotations
 

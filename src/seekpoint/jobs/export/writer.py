@@ -1,4 +1,4 @@
-"""Who writes an export's files: this process, one after the other, or many."""
+"""Writers of an export's files: the protocol, and the one that writes in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of an export: each writes ranges to files of their own."""
+"""The Python data source of an export: each task writes its ranges to files, one file per range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python data source behind ``read``: each task reads its ranges as Arrow batches."""
+"""The Python data source of ``read``: each task reads its ranges as Arrow batches."""
 
 from __future__ import annotations
 

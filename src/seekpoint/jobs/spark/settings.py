@@ -1,4 +1,4 @@
-"""What travels from the driver to tasks: settings as JSON, and of secrets only the names under which to find them."""
+"""Settings that the driver passes to tasks: JSON, with the names of environment variables in place of secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of a staging job: each stages ranges, and so writes to the database, where other sources read."""
+"""The Python data source of a staging job: each task stages its ranges, which writes to the database."""
 
 from __future__ import annotations
 

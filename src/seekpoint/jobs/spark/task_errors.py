@@ -1,4 +1,4 @@
-"""What a task raised, in Spark's own exception: that passes on nothing of an exception but its text."""
+"""A task's error, encoded in the text of its exception: Spark passes only the text to the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _SAID = re.compile(r"seekpoint:([A-Za-z0-9+/=]+):end")
 
 
-class TaskEnded(Exception):  # noqa: N818 -- an error of ours in the clothes that Spark lets through
+class TaskEnded(Exception):  # noqa: N818 -- not an error of the public hierarchy
     """A task raised ``error``."""
 
     def __init__(self, error: SeekpointError) -> None:

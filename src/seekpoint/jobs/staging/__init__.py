@@ -1,1 +1,1 @@
-"""Who stages on this machine: this process, or several."""
+"""Reading ranges of the log into tables of a run, and making one table of them."""

@@ -1,4 +1,4 @@
-"""The tables of one attempt at a range: every row that its sinks make, with its place in the log where that counts."""
+"""The tables of one attempt at a range: every row of its sinks, with partition and offset where the order counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compacted topics: the log has the newest record of each key, which is enough for some tables and not for others."""
+"""Compacted topics: checks that the newest record of each key is enough to rebuild a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what the tasks staged to one table each: choose one attempt per offset, check, dedupe, index."""
+"""Makes one table of the staged attempts: chooses one attempt per offset, checks, dedupes, builds indexes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that the live table's constraints refuse for what other rows are: their records are the run's dead letters."""
+"""Rows that the live table's constraints refuse because of other rows: their records become dead letters."""
 
 from __future__ import annotations
 

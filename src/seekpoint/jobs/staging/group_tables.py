@@ -1,4 +1,4 @@
-"""Which of a run's tables each of its groups writes, kept in the run's schema: a task knows its own pipeline alone."""
+"""Which of a run's tables each group writes, stored in the run's schema: a task knows only its own pipeline."""
 
 from __future__ import annotations
 

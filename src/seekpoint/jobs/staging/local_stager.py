@@ -1,4 +1,4 @@
-"""Staging on this machine: in this process, one range after the other, or in several: no cluster, no JVM."""
+"""Staging on this machine without Spark: in this process, one range after the other, or in several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that stage ranges, one at a time each. One that is killed takes nothing with it but its range's attempt."""
+"""Processes that stage ranges, one at a time each. If one is killed, only its attempt at a range is lost."""
 
 from __future__ import annotations
 

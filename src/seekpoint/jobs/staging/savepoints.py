@@ -1,4 +1,4 @@
-"""Records into tables, part by part under savepoints: what the database refuses is found, and is dead-lettered."""
+"""Writes records to tables, part by part under savepoints: records that the database refuses are dead-lettered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that count of what was staged: queries over the tables of the chosen attempts, with checks."""
+"""Queries over the staged rows of the chosen attempts, with checks."""
 
 from __future__ import annotations
 

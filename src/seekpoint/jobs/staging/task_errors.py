@@ -1,4 +1,4 @@
-"""What ends a staging, on its way from a task to the driver: as text, and at once in the run's schema."""
+"""Errors that end a staging: passed from a task to the driver as text, and stored in the run's schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import is_there, unlogged
 from seekpoint.records import Partition
 
-#: No other attempt would get over these. Whether one ends the run, too, the driver says (``job.ENDS``): a file that is
+#: Errors that a retry of the task does not pass. The driver decides whether one ends the run, too: a file that is
 #: damaged can be brought back.
 ENDS = (ArchiveDamaged, ConfigError, RangeLost, RangeStuck, ReloadOver, ReloadRefused, TopicRecreated)
 

@@ -104,7 +104,22 @@ def words() -> tuple[Word, ...]:
 
 def identifiers() -> set[str]:
     """Every name in the package: as long as the code has it, pages may use it."""
-    return {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"\b[A-Za-z_]\w*", read(path))}
+    return {
+        name
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(read(path)))
+        for name in _names(node)
+    }
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            yield name
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+            yield name
+        case ast.alias(name=name, asname=other):
+            yield from (other or name).split(".")
 
 
 def texts() -> Iterator[Text]:

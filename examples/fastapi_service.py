@@ -74,7 +74,7 @@ def live(worker: Annotated[Worker, Depends(the_worker)], response: Response) -> 
 
 
 def ready(worker: Annotated[Worker, Depends(the_worker)], response: Response) -> dict[str, Any]:
-    """503 while Kafka or the database is away, or the group is paused: it mends itself."""
+    """503 while Kafka or the database is away, or the group is paused: it recovers by itself."""
     health = worker.health()
     response.status_code = 200 if health.ready else 503
     return {

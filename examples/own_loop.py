@@ -56,14 +56,14 @@ def run(
                 if not messages:
                     continue
                 with engine.begin() as tx:
-                    moved = held.advance(tx, messages)  # first: whoever was fenced does no work
+                    moved = held.advance(tx, messages)  # first: a fenced worker does no work
                     count(tx, messages)
             except PartitionStopped as stop:  # its topic was deleted or created again under our hands
                 print(stop, file=sys.stderr)
                 held.stop(stop.partition, stop)
                 held.resync()
             except (Fenced, KafkaUnavailable, OperationalError) as error:
-                print(f"again from where the ledger stands: {error}", file=sys.stderr)
+                print(f"again from the ledger's position: {error}", file=sys.stderr)
                 held.resync()  # refused, or the answer to COMMIT was lost: only the ledger knows
                 stopping.wait(0.5)
             else:

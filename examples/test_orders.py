@@ -1,6 +1,6 @@
 """How to test a pipeline: with records made by hand, on a real Postgres, without a broker.
 
-In your project the declaration stands in a module of yours, and ``pytest_plugins`` in your ``conftest.py``.
+In your project the declaration is in a module of yours, and ``pytest_plugins`` in your ``conftest.py``.
 The plugin lends a real Postgres (yours, Docker's or an embedded one) with the ledger's tables in it.
 """
 

@@ -4,6 +4,6 @@
 - :mod:`~demo.worker_process`: the program that each worker process runs.
 - :mod:`~demo.worker_pool`: those processes.
 - :mod:`~demo.faults`: what is done to them, step by step.
-- :mod:`~demo.report`: the table compared with the input, and what is told of it.
+- :mod:`~demo.report`: the table compared with the input, and what is reported of it.
 - :mod:`~demo.show`: the whole performance.
 """

@@ -51,11 +51,11 @@ def demo_poison(
     seed: Annotated[int | None, typer.Option(help="Which records are broken.", show_default="2013")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The same flights with one record in 1,000 broken: parked, replayed with a mended handler, and none lost.
+    """Apply the flights with one record in 1,000 broken: dead-lettered, replayed with a fixed handler, and none lost.
 
     Starts both servers, throws them away again, measures the same pipeline on sound records first, compares table
     and dead letters with the input row by row, and writes poison-report.json. Exits with 1 if one row differs, if
-    a record that kills its process was not parked, or if anything is lost or there twice.
+    a record that kills its process was not dead-lettered, or if anything is lost or there twice.
     """
     with explained():
         from demo.flights import RECORDS  # noqa: PLC0415
@@ -66,7 +66,7 @@ def demo_poison(
             seed=SEED if seed is None else seed,
             console=Console(stderr=True),
         )
-        _tell(report, POISON_REPORT, as_json, "Every record is applied or parked: nothing lost, nothing twice.")
+        _tell(report, POISON_REPORT, as_json, "Every record is applied or dead-lettered: nothing lost, nothing twice.")
 
 
 @app.command("demo-reload")
@@ -79,7 +79,7 @@ def demo_reload(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the table of 336,776 flights three times, by each strategy, while workers and a producer go on.
+    """Rebuild the table of 336,776 flights three times, by each strategy, while workers and a producer continue.
 
     Starts both servers, throws them away again, kills a worker in the middle of each reload, reads the table all the
     time, compares it with the log by `verify` and in plain Python, and writes reload-report.json. Exits with 1 if one
@@ -90,7 +90,7 @@ def demo_reload(
         from demo.reload.show import perform  # noqa: PLC0415
 
         report = perform(RECORDS if records is None else records, spark=spark, console=Console(stderr=True))
-        well = "Nobody saw two versions, and the table is what the log says: nothing lost, nothing twice."
+        well = "No reader saw two versions, and the table is what the log says: nothing lost, nothing twice."
         _tell(report, RELOAD_REPORT, as_json, well)
 
 

@@ -122,7 +122,7 @@ class Script:
         waited = self._outlive(worker)
         put_off = heir.stalls[stalls:]
         if self._is_open(open_):
-            raise DemoFailed(f"worker {heir.name} went on over {open_}")
+            raise DemoFailed(f"worker {heir.name} continued in spite of {open_}")
         self._tell_of_freeze(worker, str(open_), waited)
         self._expect_refusal(worker)
         by = f"{heir.name}'s claim" if any(open_.pid in stall["terminated"] for stall in put_off) else "the server"
@@ -130,7 +130,7 @@ class Script:
         self._say(f"  its transaction was ended by {by}{said}; {heir.name}'s claim was put off {len(put_off)} times")
 
     def _outlive(self, zombie: WorkerProcess) -> float:
-        """Freeze it until the other one has claimed all it had and gone on; returns the seconds that took."""
+        """Freeze it until the other one has claimed all it had and continued; returns the seconds that took."""
         pool, heir = self._pool, self._pool.other(zombie.name)
         inheritance = list(zombie.active)
         position = pool.committed_of(inheritance)
@@ -138,17 +138,17 @@ class Script:
         zombie.freeze()
         pool.wait(f"worker {zombie.name} to stand still", lambda: zombie.is_stopped)
         pool.wait(
-            f"worker {heir.name} to claim what worker {zombie.name} had, and to go on from there",
+            f"worker {heir.name} to claim what worker {zombie.name} had, and to continue from there",
             lambda: set(inheritance) <= set(heir.active) and pool.committed_of(inheritance) > position,
         )
         return monotonic() - began
 
     def _tell_of_freeze(self, zombie: WorkerProcess, having: str, waited: float) -> None:
         heir = self._pool.other(zombie.name).name
-        self._say(f"froze {zombie.name} with {having}; {heir} took over and went on after {waited:.1f} s")
+        self._say(f"froze {zombie.name} with {having}; {heir} took over and continued after {waited:.1f} s")
 
     def _expect_refusal(self, zombie: WorkerProcess) -> None:
-        """Let the zombie go on with what it was about to do.
+        """Let the zombie continue with what it was about to do.
 
         Where the server ended its connection, it asks the ledger before it writes again, and need not be refused.
         """

@@ -56,7 +56,7 @@ def _number(name: str) -> Column[Any]:
     return Column(name, SmallInteger)
 
 
-# No key and no constraint, on purpose: nothing but the ledger keeps a flight from coming twice.
+# No key and no constraint, on purpose: only the ledger keeps a flight from coming twice.
 table = Table(
     TABLE,
     MetaData(),
@@ -72,7 +72,7 @@ table = Table(
     Column("time_hour", DateTime(timezone=True)),
 )
 
-# The demo kills from outside, again and again: no record is to be suspected of it, and tried alone for it.
+# The demo kills from outside, again and again: no record is to be suspected of it.
 pipeline = Pipeline(GROUP, topics=TOPIC, value=Json(Flight), sinks=[Append(TABLE)], retry=Retry(crashes=1_000))
 
 

@@ -1,4 +1,4 @@
-"""The table compared with the input, row by row, and what is told of the whole."""
+"""The table compared with the input, row by row, and what is reported of the whole."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class WorkerPool:
         return sum(self.ends.values())
 
     def committed_of(self, partitions: Iterable[int]) -> int:
-        """The same, of some partitions."""
+        """Committed records of some partitions."""
         return sum(self.ends.get(partition, 0) for partition in partitions)
 
     @property
@@ -187,5 +187,5 @@ class WorkerPool:
                         self._ended(worker, what)
                 if (left := deadline - monotonic()) <= 0:
                     raise DemoFailed(f"waited {patience:.0f} s for {what}, in vain\n{self._state()}")
-                # Most conditions come true by what a worker tells; those that ask the system are asked in between.
+                # Most conditions come true by what a worker reports; those that ask the system are asked in between.
                 self._changed.wait(min(left, 0.05))

@@ -7,5 +7,5 @@ refuses to do a key's work a second time (``provider``).
 - ``call``: the handler calls the provider, and keeps the receipt in the transaction that moves the offset.
 - ``outbox``: the handler writes the order down in that transaction; ``relay`` sends what is written down.
 
-``tables.sql`` has the tables: those of ``call`` and ``outbox`` stand beside the ledger, the others at the provider's.
+``tables.sql`` has the tables: those of ``call`` and ``outbox`` are beside the ledger, the others at the provider's.
 """

@@ -2,7 +2,7 @@
 
 ``record.id`` has the topic's *name*. When a topic is deleted and created again, other records come under the same
 names and offsets, and a receiver that knows those keys would refuse them: payouts that never happen. The topic's id is
-another one then. It stands in the ledger's row, which this very transaction has locked.
+another one then. It is in the ledger's row, which this very transaction has locked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The receiver: does the work of each key once, however often it is told.
+"""The receiver: does the work of each key once, however often it is called.
 
 The inbox is a table whose primary key is the caller's key. Inbox row and effect are one transaction, so that neither
 is there without the other; a key that comes again gets the first answer, and one that comes with another body is

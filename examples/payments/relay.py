@@ -1,7 +1,7 @@
 """The relay: sends what the outbox holds and marks it as sent. At least once, always with the same key.
 
 Start as many as you like: each takes a row that no other has in hand. A row that cannot be sent now is tried again
-after 1, 2, 4 … seconds, 5 minutes at most; the others go on meanwhile, so rows are sent in no promised order. One
+after 1, 2, 4 … seconds, 5 minutes at most; the others continue meanwhile, so rows are sent in no promised order. One
 that the provider refuses for good is kept, with its error, and not tried again.
 """
 
@@ -38,7 +38,7 @@ def send_next(engine: Engine, http: httpx.Client) -> bool:
         try:
             answer = http.post("/payouts", json=row.body, headers={"Idempotency-Key": row.key})
             receipt = str(answer.json()["receipt"]) if answer.is_success else None
-        except Exception as error:  # noqa: BLE001 -- nobody knows whether it arrived: the key makes that harmless
+        except Exception as error:  # noqa: BLE001 -- it is not known whether it arrived: the key makes that harmless
             tx.execute(LATER, {"key": row.key, "error": f"{type(error).__name__}: {error}".replace("\0", "\\0")})
             return True
         said = f"{answer.status_code} {answer.text}".replace("\0", "\\0")

@@ -152,32 +152,32 @@ TAMPERED = {
         f"{A_LETTER} state = 'dead_lettered' WHERE state = 'discarded'",
         "error: 1 records are lost",
     ),
-    "a parked value is another": (
+    "the value of a dead letter is another": (
         f"{A_LETTER} value = value || '!'::bytea WHERE error LIKE 'DecodeError%'",
         f"{A_LETTER} value = substr(value, 1, length(value) - 1) WHERE error LIKE 'DecodeError%'",
         "error: 1 records are lost",
     ),
-    "a parked record is at another offset": (
+    "the record of a dead letter is at another offset": (
         f"{A_LETTER} record_offset = record_offset + 1000000 WHERE error LIKE 'DecodeError%'",
         f"{A_LETTER} record_offset = record_offset - 1000000 WHERE error LIKE 'DecodeError%'",
         "error: 1 records are lost",
     ),
-    "a killer was not parked as one": (
+    "a crashing record has another cause": (
         f"{A_LETTER} cause = 'handler' WHERE cause = 'crashed'",
         f"{A_LETTER} cause = 'crashed' WHERE error LIKE 'CrashingRecord%'",
-        "error: 0 of 2 killers were parked",
+        "error: 0 of 2 crashing records were dead-lettered",
     ),
-    "a letter tells another error": (
+    "a dead letter has another error": (
         f"{A_LETTER} sqlstate = '23000' WHERE sqlstate = '23514'",
         f"{A_LETTER} sqlstate = '23514' WHERE sqlstate = '23000'",
-        "(CHECK): it tells another error: database, 23000",
+        "(CHECK): it has another error: database, 23000",
     ),
     "the clean run lacks a row": (
         "CREATE TABLE kept AS SELECT * FROM flights_clean WHERE id = 77; DELETE FROM flights_clean WHERE id = 77",
         "INSERT INTO flights_clean SELECT * FROM kept; DROP TABLE kept",
         f"error: {SMALLEST - tail(SMALLEST) - 1:,} of {SMALLEST - tail(SMALLEST):,} clean rows",
     ),
-    "a sound record has a letter": (
+    "a sound record has a dead letter": (
         f"{A_LETTER} header_values[1] = '77'::bytea WHERE sqlstate = '23514'",
         "",  # the last one
         "is of a record that was not broken",
@@ -248,7 +248,7 @@ def test_a_worker_that_parks_nothing_fails_the_demo(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert f"error: {BROKEN - IN_THE_END} records are lost\n" in done.stderr
-    assert "error: 0 of 2 killers were parked\n" in done.stderr
+    assert "error: 0 of 2 crashing records were dead-lettered\n" in done.stderr
     report = json.loads((tmp_path / "poison-report.json").read_text())
     assert (report["lost"], report["parked"], report["applied"]) == (
         BROKEN - IN_THE_END,

@@ -114,7 +114,7 @@ def test_what_is_printed_is_found_in_the_source() -> None:
         "reads the new topic from offset 0",
         "correct bootstrap.servers",
         "it cannot be decoded",
-        "it was given up",
+        "it was discarded",
         "check the user and password",
     ):
         assert any(text.strip() in one for one in found), text

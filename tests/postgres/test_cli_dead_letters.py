@@ -195,11 +195,11 @@ def test_show_tells_the_whole_letter_and_what_can_be_done(terminal: Terminal) ->
         "  value     3 bytes, UTF-8:",
         "  bad",
         f"    seekpoint dead-letters replay MODULE:PIPELINE {ids[0]} --apply",
-        f"  give it up: seekpoint dead-letters discard {ids[0]} --reason '…' --apply",
+        f"  close it unapplied: seekpoint dead-letters discard {ids[0]} --reason '…' --apply",
     ):
         assert f"{line}\n" in said
     held = terminal.run("dead-letters", "show", str(ids[2])).stdout
-    assert f"replay or discard {ids[0]} first: it is blocked behind that one (offset 0)" in held
+    assert f"replay or discard {ids[0]} first: it is blocked behind it (offset 0)" in held
     assert "2026-07-01 12:00:00+00:00" in terminal.run("dead-letters", "show", str(ids[1])).stdout
     answer = terminal.json("dead-letters", "show", str(ids[0]))
     assert answer["value"] == {"base64": "YmFk", "text": "bad"}
@@ -311,7 +311,7 @@ def test_discard_is_a_dry_run_without_apply(terminal: Terminal) -> None:
         *("dead-letters", "discard", "--all", "--group", "g", "--cause", "blocked", "--reason", "x", "--apply")
     )
     assert [(one["id"], one["refusal"]) for one in report["discarded"]] == [(ids[2], None)]
-    assert "it was given up" in terminal.run("dead-letters", "show", str(ids[0])).stdout
+    assert "it was discarded" in terminal.run("dead-letters", "show", str(ids[0])).stdout
 
 
 def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ RUNNING = {"attempt_running": "true"}
 STANDS = "orders/0 has stopped in front of offset 3: "
 WAITS = "orders/0 waits in front of offset 3: "
 MEND = (
-    "Mend the codec, row= or handler and start the worker again; or skip it: Ledger.reset_offset('orders', 0, to=4, "
+    "Fix the codec, row= or handler and start the worker again; or skip it: Ledger.reset_offset('orders', 0, to=4, "
     "log=None, "
     "lost="
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from seekpoint.cli.dead_letter_options import since
 from seekpoint.cli.dead_letters import app
+from seekpoint.cli.options import since
 from seekpoint.errors import ConfigError
 
 

@@ -123,7 +123,7 @@ def test_the_whole_has_the_names_of_each_reload(tmp_path: Path, monkeypatch: pyt
     }
     assert all(set(NAMED) < set(one) for one in whole["reloads"])
     assert whole["reloads"][0]["lock_seconds"] == 0.0123
-    assert "Nobody saw two versions" in told(report([reloaded()]), tmp_path, monkeypatch).stdout
+    assert "No reader saw two versions" in told(report([reloaded()]), tmp_path, monkeypatch).stdout
 
 
 def test_spark_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

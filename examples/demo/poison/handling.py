@@ -1,4 +1,4 @@
-"""The table with its constraints, the handler with its bugs, and the same handler mended."""
+"""The table with its constraints, the handler with its bugs, and the same handler fixed."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from seekpoint.records import Record
 CLEAN, POISONED = "flights_clean", "flights"  # topic, table and group
 EXITED = 66  # what a killed worker's exit code says of who it was
 RETRY = Retry(attempts=4, wait_initial=0.1, wait_max=1.0)
-INT2, MILES = 32_767, 1_000_000  # a smallint's end; what somebody has multiplied a distance by
+INT2, MILES = 32_767, 1_000_000  # a smallint's end; a distance's wrong factor
 
 
 class Notice(Flight, frozen=True, gc=False):
-    """A flight as it comes in: nobody has looked at it yet."""
+    """A flight as it comes in: nothing of it is checked yet."""
 
     hour: int | None  # type: ignore[assignment]  # which the table will refuse
     trouble: str | None = None
@@ -89,7 +89,7 @@ def _insert(table: Table) -> TextClause:
 
 
 class Desk:
-    """The mended handler: puts right what came in wrong, and writes it."""
+    """The fixed handler: corrects what came in wrong, and writes it."""
 
     def __init__(self, table: Table) -> None:
         self._insert, self._names = _insert(table), tuple(table.c.keys())
@@ -180,7 +180,7 @@ class BuggyDesk(Desk):
         if trouble == "exit":
             os._exit(EXITED)
         if trouble == "segfault":
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file in somebody's folder
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file in the user's folder
             ctypes.string_at(0)
         self._outages.ask(record, int(trouble.removeprefix("outage ")))
 

@@ -19,7 +19,7 @@ from seekpoint.records import Cause, State
 
 @dataclass(slots=True)
 class Fate:
-    """What became of the records of one kind. ``said`` is what one of their dead letters tells."""
+    """What became of the records of one kind. ``said`` is the error of one of their dead letters."""
 
     made: int = 0
     applied: int = 0
@@ -34,8 +34,8 @@ class Verdict:
     """What was found. ``applied``, ``parked`` and ``skipped`` are records; ``strange`` are rows that are no flight's.
 
     ``parked`` are open dead letters now; ``dead_letters`` all that ever were. A record whose row differs is lost, and
-    so is one whose letter does; it is there twice where it is applied and has an open letter, too. ``wrong`` says what
-    else is not as it must be.
+    so is one whose dead letter does; it is there twice where it is applied and has an open dead letter, too. ``wrong``
+    says what else is not as it must be.
     """
 
     records: int = 0
@@ -78,7 +78,7 @@ def weigh(
     broken: Mapping[int, Sent],
     tries: Mapping[str, int],
 ) -> Verdict:
-    """The comparison itself: rows in the order of their ids, letters in any."""
+    """The comparison itself: rows in the order of their ids, dead letters in any."""
     found = Verdict(fates={kind.name: Fate() for kind in KINDS})
     kept = _weigh_letters(letters, broken, found)
     for flight, copies, equal in matched(rows, flights):
@@ -104,7 +104,7 @@ def weigh(
 
 
 def _weigh_letters(letters: Iterable[DeadLetter], broken: Mapping[int, Sent], found: Verdict) -> dict[int, State]:
-    """Look at every letter; returns the records that are kept in one now, whole, by the flight's id."""
+    """Check every dead letter; returns the records that are kept in one now, whole, by the flight's id."""
     kept: dict[int, State] = {}
     count: Counter[int] = Counter()
     for letter in letters:
@@ -133,7 +133,7 @@ def _weigh_letters(letters: Iterable[DeadLetter], broken: Mapping[int, Sent], fo
 
 
 def _difference(letter: DeadLetter, sent: Sent) -> str | None:
-    """What of a letter is not as the record was sent; None if the record could be applied from it."""
+    """What of a dead letter is not as the record was sent; None if the record could be applied from it."""
     if (letter.partition, letter.offset) != (sent.partition, sent.offset):
         return f"the record was sent to partition {sent.partition}, offset {sent.offset}"
     if (letter.key, letter.value) != (sent.key, sent.value):
@@ -142,10 +142,10 @@ def _difference(letter: DeadLetter, sent: Sent) -> str | None:
 
 
 def _complaint(letter: DeadLetter, sent: Sent) -> str | None:
-    """What of a letter is not as its kind must end; None if all is well."""
+    """What of a dead letter is not as its kind must end; None if all is well."""
     kind = sent.kind
     if letter.cause is not kind.cause or letter.sqlstate != kind.sqlstate or kind.said not in letter.error:
-        return f"it tells another error: {letter.cause}, {letter.sqlstate}, {letter.error}"
+        return f"it has another error: {letter.cause}, {letter.sqlstate}, {letter.error}"
     expected = State.DEAD_LETTERED if kind.is_undecodable else State.REPLAYED
     return None if letter.state is expected else f"it is {letter.state}, not {expected}"
 

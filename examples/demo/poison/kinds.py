@@ -14,7 +14,7 @@ from seekpoint.records import Cause
 
 ONE_IN = 1_000
 SOUND = 500  # the first records, none of them broken: each common carrier has a flight that is in the table
-ID = "id"  # the header that tells the flight's true number, whatever the value says
+ID = "id"  # the header with the flight's true number, whatever the value says
 
 Values = dict[str, Any]
 
@@ -40,7 +40,7 @@ class Kind:
 
     @property
     def is_undecodable(self) -> bool:
-        """Whether no handler will ever see it, mended or not."""
+        """Whether no handler will ever see it, fixed or not."""
         return self.cause is Cause.DECODE
 
 
@@ -93,7 +93,7 @@ class Sent:
 
 
 def tail(records: int) -> int:
-    """Among how many records, the last ones, the killers are: what is beside a killer is tried one by one."""
+    """Among how many records, the last ones, those that crash are: their neighbours are applied one by one."""
     return max(300, records // 100)
 
 

@@ -15,17 +15,17 @@ from demo.poison.judge import Fate, Verdict
 from demo.poison.kinds import KILLERS, KINDS
 from demo.report import count, named_lines
 
-SHOWN = 5  # letters that are not as they must be, at most
+SHOWN = 5  # dead letters that are not as they must be, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """All that the demo has found.
 
-    ``seconds`` is from the first poisoned record produced to the last dead letter replayed, killers included. The
+    ``seconds`` is from the first poisoned record produced to the last dead letter replayed, crashes included. The
     rates are records per second of either run, end to end, from the first one produced to the last one committed, of
-    all records but the last hundredth, which the killers are among: what they cost is not in the rates.
-    ``clean_rows`` and ``clean_records`` are those of the clean run; ``replayed`` is what the redrive said of itself.
+    all records but the last hundredth, where the crashing records are: what they cost is not in the rates.
+    ``clean_rows`` and ``clean_records`` are those of the clean run; ``replayed`` is what the replay returned.
     """
 
     verdict: Verdict
@@ -52,11 +52,11 @@ class Report:
             (v.lost, f"{v.lost:,} records are lost"),
             (v.twice, f"{v.twice:,} records are there twice"),
             (v.strange, f"{v.strange:,} rows are not what was sent"),
-            (together != v.records, f"applied + parked + skipped is {together:,}, of {v.records:,} records"),
-            (v.killers_parked < KILLERS, f"{v.killers_parked} of {KILLERS} killers were parked"),
-            (too_few, f"nobody was killed {RETRY.crashes} times by {' and '.join(too_few)}"),
-            (v.replayed != self.planned, f"{v.replayed:,} of {self.planned:,} planned letters are replayed"),
-            (self.replayed != self.planned, f"the redrive tells of {self.replayed:,} of {self.planned:,}"),
+            (together != v.records, f"applied + dead-lettered + skipped is {together:,}, of {v.records:,} records"),
+            (v.killers_parked < KILLERS, f"{v.killers_parked} of {KILLERS} crashing records were dead-lettered"),
+            (too_few, f"no worker was killed {RETRY.crashes} times by {' and '.join(too_few)}"),
+            (v.replayed != self.planned, f"{v.replayed:,} of {self.planned:,} planned dead letters are replayed"),
+            (self.replayed != self.planned, f"the replay reports {self.replayed:,} of {self.planned:,}"),
             (self.clean_rows != self.clean_records, f"{self.clean_rows:,} of {self.clean_records:,} clean rows"),
             (any(self.exit_codes), f"the workers did not drain: exit codes {self.exit_codes}"),
         ]
@@ -111,14 +111,14 @@ class Report:
         share = self.rate_poisoned / self.rate_clean
         lines = [
             ("records", f"{v.records:,}"),
-            ("applied", f"{v.applied:,}, of them {v.replayed:,} replayed with the handler mended"),
+            ("applied", f"{v.applied:,}, of them {v.replayed:,} replayed with the handler fixed"),
             ("parked", f"{v.parked:,} still, of {v.set_aside:,} that were"),
             ("skipped", f"{v.skipped:,}"),
             ("lost", count(v.lost)),
             ("twice", count(v.twice)),
-            ("killers", f"{v.killers_parked} parked; workers died {sum(self.deaths.values())} times"),
+            ("killers", f"{v.killers_parked} dead-lettered; workers died {sum(self.deaths.values())} times"),
             ("records/s", f"{self.rate_poisoned:,.0f}, {share:.2f} of {self.rate_clean:,.0f} with nothing broken"),
-            ("seconds", f"{self.seconds:.1f}, killers and replay included"),
+            ("seconds", f"{self.seconds:.1f}, crashes and replay included"),
             ("broker", self.broker),
             ("database", self.postgres),
         ]

@@ -26,9 +26,9 @@ from seekpoint.records import Cause
 from seekpoint.testing.servers.kafka_and_postgres import Pair
 
 SEED = 2013
-PATIENCE = 150.0  # seconds for one run: the killers' part takes a session timeout for each death
+PATIENCE = 150.0  # seconds for one run: the crashing records' part takes a session timeout for each crash
 
-# Small batches leave fewer records to be tried alone beside a killer; a short session is missed sooner.
+# Small batches leave fewer records to be applied one by one beside a crashing record; a short session is missed sooner.
 LIMITS = {"batch_records": 5_000, "claim_wait": 1.0, "transaction_age": 30.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
 
@@ -59,7 +59,7 @@ class Stage:
         (folder / "outages").mkdir()
         self._outages = Outages(folder / "outages")
         self.table = make_table(POISONED)
-        self.redrive = DeadLetterReplay(make_pipeline(POISONED, Desk(self.table)), engine, actor="demo")
+        self.replay = DeadLetterReplay(make_pipeline(POISONED, Desk(self.table)), engine, actor="demo")
         self._broken: dict[int, Sent] = {}
 
     def play(self) -> None:
@@ -67,7 +67,7 @@ class Stage:
         schema.upgrade(self.engine)
         self._play_clean()
         self._play_poisoned()
-        self._mend()
+        self._replay_fixed()
 
     def _play_clean(self) -> None:
         with self._pool(CLEAN, "clean records committed", self._counted) as (pool, _):
@@ -84,19 +84,19 @@ class Stage:
             self._broken = {flight.id: sent for flight, _, sent in notices if sent is not None}
             self._began = monotonic()
             self._rate_poisoned = self._counted / _run(pool, wire, notices[: self._counted], self._counted)
-            tell(f"now the last {count - self._counted:,} records, {KILLERS} killers among them")
+            tell(f"now the last {count - self._counted:,} records, {KILLERS} that crash their process among them")
             _run(pool, wire, notices[self._counted :], count)
-            pool.wait("whoever was started last to have joined", lambda: pool.settled)
+            pool.wait("the worker started last to have joined", lambda: pool.settled)
             self._exit_codes = tuple(pool.stop())
             self._deaths = pool.deaths
 
-    def _mend(self) -> None:
+    def _replay_fixed(self) -> None:
         """Replay all but what no handler will ever see: first the plan, then in earnest."""
-        chosen = [letter.id for letter in self.redrive.list() if letter.cause is not Cause.DECODE]
-        planned = [one for one in self.redrive.plan(chosen) if one.refusal is None]
+        chosen = [letter.id for letter in self.replay.list() if letter.cause is not Cause.DECODE]
+        planned = [one for one in self.replay.plan(chosen) if one.refusal is None]
         with bar(self._console, "dead letters replayed", len(planned)) as (update, _):
-            done = self.redrive.replay_all(
-                chosen, reason="the handler is mended", progress=lambda _one, done, _all: update(done)
+            done = self.replay.replay_all(
+                chosen, reason="the handler is fixed", progress=lambda _one, done, _all: update(done)
             )
         self._planned, self._replayed = len(chosen), done.replayed
         self._seconds = monotonic() - self._began
@@ -108,7 +108,7 @@ class Stage:
         return judge(
             self.engine,
             self.table,
-            self.redrive,
+            self.replay,
             flights=self._flights,
             broken=self._broken,
             tries=self._outages.tries(),
@@ -167,5 +167,5 @@ def _run(pool: SupervisedPool, wire: Wire, notices: Notices, until: int) -> floa
     wire.flush()
     pool.wait("every record to be passed", lambda: pool.committed >= until, PATIENCE)
     if pool.committed > until:
-        raise DemoFailed(f"the workers stand at {pool.committed:,} records, of {until:,} that were sent")
+        raise DemoFailed(f"the workers have committed {pool.committed:,} records, of {until:,} that were sent")
     return monotonic() - began

@@ -95,7 +95,7 @@ def make_pipeline(version: int) -> Pipeline:
         value=Json(Flight),
         sinks=[Append(TABLE, columns=_COLUMNS, row=row, provenance={"offset": "topic_offset"})],
         version=version,
-        # The demo kills from outside: no record is to be suspected of it, and tried alone for it.
+        # The demo kills from outside: no record is to be suspected of it.
         retry=Retry(crashes=1_000),
     )
 

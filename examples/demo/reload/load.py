@@ -101,12 +101,12 @@ class Load:
             self._heard.notify_all()
 
     def _behind(self, ends: Mapping[int, int]) -> int | None:
-        """A partition of which less was heard. Reports come in order, and nobody else writes to the topic."""
+        """A partition of which less was heard. Reports come in order, and no one else writes to the topic."""
         return next((partition for partition, end in ends.items() if len(self._log[partition]) < end), None)
 
 
 def later(year: Sequence[Flight]) -> Iterator[Flight]:
-    """The flights of a year, and then of the next one the same, and so on, with numbers that go on."""
+    """The flights of a year, and then of the next one the same, and so on, with numbers that continue."""
     yield from year
     number, since = len(year), 0
     while True:

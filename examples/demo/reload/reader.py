@@ -1,4 +1,4 @@
-"""A service that reads the table all the time, and believes nothing: the proof that nobody sees two versions."""
+"""A service that reads the table all the time, and believes nothing: the proof that no reader sees two versions."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ FEWEST = 10  # polls in one reload: fewer prove nothing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reloaded:
-    """One reload. ``rows`` are those of the table when it was compared, behind the cut-over.
+    """One reload. ``rows`` are those of the table when it was compared, after the cut-over.
 
     ``differences`` are rows: those that ``verify`` finds afterwards, and those that differ from what plain Python
     computes. ``worker_pause_seconds`` is the longest that a partition stood still from the run's middle until the new
@@ -134,7 +134,7 @@ class Report:
         ]
         for name, values in lines:
             shown.add_row(name, *values)
-        whole = f"{self.records:,} records, {self.rate:,} a second while it went on, {self.seconds:.0f} s in all"
+        whole = f"{self.records:,} records, {self.rate:,} a second meanwhile, {self.seconds:.0f} s in all"
         return Group(shown, Text(), Text(whole), *(Text(name) for name in self.servers.values()))
 
 

@@ -38,9 +38,9 @@ from seekpoint.testing.servers.kafka_and_postgres import Pair
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RATE = 1_000  # records a second while it goes on
+RATE = 1_000  # records a second while it runs
 PATIENCE = 60.0  # seconds for whatever a reload waits for
-DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable that tells Spark's tasks where the database is
+DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable with the database's URL for Spark's tasks
 
 LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 30.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
@@ -152,7 +152,7 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Tables, the first two workers, the flights of the year in the table, and whoever goes on from there."""
+        """Tables, the first two workers, the flights of the year in the table, and the producer."""
         schema.upgrade(self.engine)
         table.metadata.create_all(self.engine)
         create_topic(self._pair.kafka.bootstrap, TOPIC, PARTITIONS)
@@ -182,7 +182,7 @@ class Stage:
         self._exit_codes = self.pool.stop()
 
     def reload(self, strategy: str, version: int) -> None:
-        """One reload, with a worker killed in its middle, and both proofs behind it."""
+        """One reload, with a worker killed in its middle, and both proofs after it."""
         began, applied, polls = monotonic(), self.pool.committed, self.reader.count
         if strategy == "generation":
             Generations(self.engine).enable(TABLE)
@@ -263,7 +263,7 @@ class Stage:
         return SparkStager(self._spark, self.kafka, database=Env(DATABASE), smallest=self._count // PARTITIONS)
 
     def _publish(self, reload: Reload, driver: Driver, version: int, tell: Tell) -> CutOver:
-        """Follow, compare, and cut over, with the next version's workers standing by."""
+        """Follow, compare, and cut over, with the next version's workers on standby."""
         before, after = WORKERS[version - 1], WORKERS[version]
         with CatchUp(driver, reload.sources, self.kafka) as rounds:
             reload.catch_up(driver, rounds)
@@ -281,11 +281,11 @@ class Stage:
 
     def _stand_by(self, names: Sequence[str]) -> None:
         self.pool.wait(
-            f"workers {' and '.join(names)} to stand by", lambda: all(self.pool[name].on_standby for name in names)
+            f"workers {' and '.join(names)} to be on standby", lambda: all(self.pool[name].on_standby for name in names)
         )
 
     def _kill(self, name: str, tell: Tell) -> Killed:
-        """SIGKILL a worker in mid-transaction, and wait until its partitions go on; whatever the reload does."""
+        """SIGKILL a worker in mid-transaction, and wait until its partitions continue; whatever the reload does."""
         pool, worker = self.pool, self.pool[name]
         worker.break_at("Applied")
         pool.wait(f"worker {name} to reach Applied", lambda: worker.at_break == "Applied")
@@ -296,7 +296,7 @@ class Stage:
             pool.wait("Postgres to roll it back", lambda: not is_open(self.engine, found))
         pool.start(name)
         self._all_at_work()
-        return Killed(found is not None, pool.rested(f"behind the death of {name}"))
+        return Killed(found is not None, pool.rested(f"after {name} was killed"))
 
     def _verify(self, version: int) -> int:
         """The library's own proof: rebuilt once more, and compared; how many rows differ."""

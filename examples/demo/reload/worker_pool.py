@@ -19,9 +19,9 @@ class VersionedPool(WorkerPool):
 
     def __init__(self, order: Mapping[str, Any], partitions: int, folder: Path) -> None:
         super().__init__(order, partitions, folder)
-        self._moved: dict[int, float] = {}  # partition -> when it last went on
+        self._moved: dict[int, float] = {}  # partition -> when it last advanced
         self._gap = 0.0
-        self.awaited: set[int] = set()  # partitions that are to go on once more
+        self.awaited: set[int] = set()  # partitions that are to advance once more
 
     def start_version(self, names: Sequence[str], version: int) -> None:
         """Start workers of this version."""
@@ -48,9 +48,9 @@ class VersionedPool(WorkerPool):
                 )
 
     def rested(self, what: str) -> float:
-        """Wait until every partition has gone on once more; the longest that one stood still since this was asked."""
+        """Wait until every partition has advanced once more; returns the longest wait of one."""
         self.awaited = set(range(self._partitions))
-        self.wait(f"every partition to go on {what}", lambda: not self.awaited)
+        self.wait(f"every partition to advance {what}", lambda: not self.awaited)
         with self._changed:
             gap, self._gap = self._gap, 0.0
         return gap

@@ -9,9 +9,7 @@ from typing import Annotated
 
 import typer
 
-from seekpoint.cli import batch, db, dead_letters, dev, export, reload, run, status, verify
-from seekpoint.cli import errors as explain
-from seekpoint.cli import explain as declared
+from seekpoint.cli import batch, db, dead_letters, dev, errors, explain, export, reload, run, status, verify
 
 app = typer.Typer(
     name="seekpoint",
@@ -27,7 +25,7 @@ app.add_typer(reload.app, name="reload")
 app.command("verify", no_args_is_help=True)(verify.verify)
 app.command("batch", no_args_is_help=True)(batch.batch)
 app.command("export", no_args_is_help=True)(export.export)
-app.command("explain", no_args_is_help=True)(declared.explain)
+app.command("explain", no_args_is_help=True)(explain.explain)
 app.add_typer(dev.app, name="dev")
 
 
@@ -67,5 +65,5 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    before = explain.with_traceback.set(traceback)
-    context.call_on_close(lambda: explain.with_traceback.reset(before))
+    before = errors.with_traceback.set(traceback)
+    context.call_on_close(lambda: errors.with_traceback.reset(before))

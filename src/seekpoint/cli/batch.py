@@ -12,10 +12,9 @@ import typer
 from sqlalchemy.exc import SQLAlchemyError
 
 from seekpoint.cli import spark_session
-from seekpoint.cli.dead_letter_options import Actor
 from seekpoint.cli.job_options import terminable
 from seekpoint.cli.option_groups import ServerOptions, SparkOptions, command
-from seekpoint.cli.options import AsJson
+from seekpoint.cli.options import Actor, AsJson
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.run_tables import left_open
@@ -76,7 +75,7 @@ def _left_open(made: BatchJob) -> Iterator[None]:
 
 _UNKNOWN = (
     "the database does not answer; if a batch was opened it is left open, and its group paused: `seekpoint reload "
-    "status` names it, and how to go on"
+    "status` names it, and how to resume it"
 )
 
 

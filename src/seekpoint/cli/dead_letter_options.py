@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
 from seekpoint.admin import Chosen, Where
+from seekpoint.cli.options import since
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.dead_letters.dead_letter import OPEN
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
@@ -22,11 +21,7 @@ Ids = Annotated[
     list[int] | None, typer.Argument(metavar="ID...", help="Dead letters, by their ids.", min=1, max=LARGEST_BIGINT)
 ]
 All = Annotated[bool, typer.Option("--all", help="All open ones that meet the conditions below.")]
-Actor = Annotated[str | None, typer.Option(help="Who does it. Default: the user of the operating system.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without it, show what would be done.")]
-
-_AGO = re.compile(r"(\d{1,6})([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,28 +94,3 @@ def _states(given: Sequence[str]) -> tuple[State, ...]:
         return tuple(sorted(State))
     named = {State(one) for one in given if one != "open"}
     return tuple(sorted(named.union(OPEN if "open" in given or not given else ())))
-
-
-def ago(text: str, option: str) -> timedelta:
-    """``90s``, ``30m``, ``12h``, ``7d``; raises ConfigError for anything else."""
-    if found := _AGO.fullmatch(text.strip()):
-        return timedelta(**{_UNITS[found[2]]: int(found[1])})
-    raise ConfigError(f"{option} takes a length of time such as 90s, 30m, 12h, 7d; not {text!r}")
-
-
-def since(text: str) -> datetime:
-    """``2026-08-01T12:00Z``, or how long ago; raises ConfigError for what is neither, and where the zone is missing."""
-    if _AGO.fullmatch(text.strip()):
-        try:
-            return datetime.now(UTC) - ago(text, "--since")
-        except OverflowError:
-            raise ConfigError(f"--since {text}: that is before the year 1; leave it out to mean all") from None
-    try:
-        at = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise ConfigError(
-            f"--since takes a time such as 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d; not {text!r}"
-        ) from None
-    if at.tzinfo is None:
-        raise ConfigError(f"--since {text}: say in which zone, e.g. {text}Z or {text}+02:00")
-    return at

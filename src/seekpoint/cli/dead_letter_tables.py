@@ -101,16 +101,16 @@ def choices(dead_letter: DeadLetter, group: str, first: DeadLetter | None) -> It
     match dead_letter.state:
         case State.DEAD_LETTERED | State.BLOCKED:
             if first is not None and first.id != dead_letter.id and dead_letter.state is State.BLOCKED:
-                yield f"replay or discard {first.id} first: it is blocked behind that one (offset {first.offset})"
+                yield f"replay or discard {first.id} first: it is blocked behind it (offset {first.offset})"
             else:
                 yield "fix what the error names, then replay it: "
                 yield f"  seekpoint dead-letters replay MODULE:PIPELINE {dead_letter.id} --apply"
-            yield f"give it up: seekpoint dead-letters discard {dead_letter.id} --reason '…' --apply"
+            yield f"close it unapplied: seekpoint dead-letters discard {dead_letter.id} --reason '…' --apply"
             yield f"keep a copy: seekpoint dead-letters export {name} -o dead-letters.jsonl"
         case State.SKIPPED:
             yield f"its value was not kept; to apply it, {back}"
         case State.DISCARDED:
-            yield f"it was given up; to apply it all the same, {back}"
+            yield f"it was discarded; to apply it all the same, {back}"
         case State.SUPERSEDED:
             yield "nothing: the partition was reset, and its record is read again"
         case State.REPLAYED:

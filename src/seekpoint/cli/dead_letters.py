@@ -18,10 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from sqlalchemy import Engine
 
 from seekpoint.admin import Chosen, DeadLetterAdmin, DeadLetterReplay, Discarded, Planned, Summary, group_of
-from seekpoint.cli.dead_letter_options import Actor, All, Apply, Filters, Ids, StateFilters
+from seekpoint.cli.dead_letter_options import All, Apply, Filters, Ids, StateFilters
 from seekpoint.cli.dead_letter_tables import as_line, as_place, choices, print_list, print_plan, shown
 from seekpoint.cli.errors import FAILED, masked
 from seekpoint.cli.option_groups import DatabaseOptions, LedgerOptions, command
+from seekpoint.cli.options import Actor
 from seekpoint.cli.output import answer, cut, numbered
 from seekpoint.cli.run import Target
 from seekpoint.cli.status import known_group

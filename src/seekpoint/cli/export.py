@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from seekpoint.cli import spark_session
-from seekpoint.cli.dead_letter_options import Actor
 from seekpoint.cli.job_options import Job, terminable
 from seekpoint.cli.option_groups import ServerOptions, SparkOptions, command
-from seekpoint.cli.options import AsJson
+from seekpoint.cli.options import Actor, AsJson
 from seekpoint.cli.output import answer, numbered
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError

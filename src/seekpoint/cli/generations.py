@@ -1,4 +1,4 @@
-"""``seekpoint reload enable-generations``, ``generations``, ``disable-generations``: tables behind a view."""
+"""``seekpoint reload enable-generations``, ``generations``, ``disable-generations``: tables of a view."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from seekpoint.cli.dead_letter_options import Actor
 from seekpoint.cli.option_groups import LedgerOptions, command
+from seekpoint.cli.options import Actor
 from seekpoint.cli.output import answer, moment, print_table
 from seekpoint.jobs.tables.generations.generations import Generations
 

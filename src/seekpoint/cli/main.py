@@ -1,4 +1,4 @@
-"""The command's entry point: says what is missing where the extra ``cli`` was not installed."""
+"""Entry point; names the missing extra if Typer or Rich is not installed."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +22,10 @@ DatabaseUrl = Annotated[str, _DATABASE_URL]
 OptionalDatabaseUrl = Annotated[str | None, _DATABASE_URL]
 Schema = Annotated[str, typer.Option(help="Postgres schema of the ledger.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Actor = Annotated[str | None, typer.Option(help="Who does it. Default: the user of the operating system.")]
+
+_AGO = re.compile(r"(\d{1,6})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def database(text: str) -> URL:
@@ -81,3 +87,28 @@ def require_brokers(settings: Mapping[str, Any]) -> None:
             "no brokers are named: give --kafka bootstrap.servers=host:9092, or a properties file with --kafka-config "
             "or SEEKPOINT_KAFKA_CONFIG"
         )
+
+
+def ago(text: str, option: str) -> timedelta:
+    """``90s``, ``30m``, ``12h``, ``7d``; raises ConfigError for anything else."""
+    if found := _AGO.fullmatch(text.strip()):
+        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    raise ConfigError(f"{option} takes a length of time such as 90s, 30m, 12h, 7d; not {text!r}")
+
+
+def since(text: str) -> datetime:
+    """``2026-08-01T12:00Z``, or how long ago; raises ConfigError for what is neither, and where the zone is missing."""
+    if _AGO.fullmatch(text.strip()):
+        try:
+            return datetime.now(UTC) - ago(text, "--since")
+        except OverflowError:
+            raise ConfigError(f"--since {text}: that is before the year 1; leave it out to mean all") from None
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ConfigError(
+            f"--since takes a time such as 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d; not {text!r}"
+        ) from None
+    if at.tzinfo is None:
+        raise ConfigError(f"--since {text}: say in which zone, e.g. {text}Z or {text}+02:00")
+    return at

@@ -16,11 +16,10 @@ import typer
 
 from seekpoint.cli import generations, spark_session
 from seekpoint.cli import run_tables as shown
-from seekpoint.cli.dead_letter_options import Actor, ago
 from seekpoint.cli.errors import FAILED
 from seekpoint.cli.job_options import ArchiveRoot, Job, Targets, frames_of, terminable
 from seekpoint.cli.option_groups import KafkaOptions, LedgerOptions, ReadOptions, ServerOptions, command
-from seekpoint.cli.options import AsJson
+from seekpoint.cli.options import Actor, AsJson, ago
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError, ReloadOver
@@ -282,7 +281,7 @@ def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str
     if resume is None:
         return reload.open(strategy=strategy, reason=reason)
     if (found := reload.runs.get(resume)).strategy in {"batch", "verify"}:
-        others = f"go on with it by `{shown.resume(found)}`" if found.strategy == "batch" else "run verify again"
+        others = f"resume it by `{shown.resume(found)}`" if found.strategy == "batch" else "run verify again"
         raise ConfigError(f"{resume} is a {found.strategy}, and no reload: {others}")
     return reload.take_over(resume)
 
@@ -307,8 +306,8 @@ def stays(run: Run) -> Iterator[str]:
     for group, old, new in zip(run.groups, run.version_from, run.version_to, strict=True):
         if old == new:
             yield (
-                f"group {group!r} stays at version {new}: its workers go on with the code they have; raise version= if "
-                "that was fixed"
+                f"group {group!r} stays at version {new}: its workers continue with the code they have; raise "
+                "version= if that was fixed"
             )
 
 

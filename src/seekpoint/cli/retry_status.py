@@ -72,7 +72,7 @@ class RetryStatus:
         if self.has_stopped:
             move = f"Ledger.reset_offset({self.partition.topic!r}, {self.partition.number}, to={self.offset + 1}"
             return (
-                f"{self.partition} has stopped in front of offset {self.offset}: {error}; {self._tried()}. Mend the "
+                f"{self.partition} has stopped in front of offset {self.offset}: {error}; {self._tried()}. Fix the "
                 f"codec, row= or handler and start the worker again; or skip it: {move}, log=None, lost='poison', "
                 "reason=...)"
             )

@@ -123,10 +123,10 @@ def choices(at: RunProgress) -> Iterator[str]:
     if run.is_open:
         if run.strategy != "verify":
             alone = "" if _is_quiet(at) else ", if its driver has ended"
-            yield f"go on{alone}: {resume(run)}"
-        yield f"give it up: {abort(run)}"
+            yield f"resume{alone}: {resume(run)}"
+        yield f"abort: {abort(run)}"
     elif not run.swept:
-        yield "drop what it left behind: seekpoint reload sweep"
+        yield "drop what it left: seekpoint reload sweep"
     elif run.state != "cut_over" and run.strategy != "verify":
         yield f"begin again: {begin(run)}"
 
@@ -153,8 +153,8 @@ def abort(run: Run) -> str:
 
 def left_open(run: Run) -> str:
     """What is said of a run whose driver ends here."""
-    workers = "" if run.strategy == "batch" else ", workers go on"
-    return f"{run.id} is left open ({run.state}){workers}; to go on: {resume(run)}; to give it up: {abort(run)}"
+    workers = "" if run.strategy == "batch" else ", workers continue"
+    return f"{run.id} is left open ({run.state}){workers}; to resume: {resume(run)}; to abort: {abort(run)}"
 
 
 def _heard(at: RunProgress) -> str:

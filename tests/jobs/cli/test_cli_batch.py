@@ -75,7 +75,7 @@ def test_ctrl_c_leaves_a_batch_open_and_says_how_to_go_on(terminal: Terminal, sh
     told = terminal.look("reload", "status", run["id"])
     assert any(f"seekpoint batch {terminal.module}:old --resume {run['id']}" in line for line in told["next"])
     wrong = terminal.job("reload", "run", "--resume", run["id"], name="old", exits=2)
-    assert f"{run['id']} is a batch, and no reload: go on with it by `seekpoint batch" in wrong.stderr
+    assert f"{run['id']} is a batch, and no reload: resume it by `seekpoint batch" in wrong.stderr
     terminal.job("batch", "--resume", run["id"], name="old")
     assert shop.rows() == doubled(FIRST, by=1)
 

@@ -46,7 +46,7 @@ def test_a_run_for_programs(terminal: Terminal, shop: Shop) -> None:
 
 def test_a_version_that_was_not_raised_is_told(terminal: Terminal, shop: Shop) -> None:
     """Perhaps it was forgotten: the workers' code would go on writing what was just mended."""
-    said = f"group {shop.group!r} stays at version 1: its workers go on with the code they have; raise version="
+    said = f"group {shop.group!r} stays at version 1: its workers continue with the code they have; raise version="
     assert said in terminal.job("reload", "run", name="old").stderr
     (warning,) = json.loads(terminal.job("reload", "run", "--json", name="old").stdout)["warnings"]
     assert warning.startswith(said)
@@ -181,11 +181,11 @@ def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, shop: Shop
     assert f"{shop.group}, version 1 → 2" in said
     assert "left      0 offsets in 2 partitions" in said
     assert f"go on, if its driver has ended: seekpoint reload run MODULE:NAME --resume {run}" in said
-    assert f"give it up: seekpoint reload abort {run} --reason '…'" in said
+    assert f"abort: seekpoint reload abort {run} --reason '…'" in said
     shop.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '3 hours'")
     old = terminal.run("reload", "status", str(run), *terminal.ledger).stdout
     assert "last heard of 3 h 0 min ago: it may be gone" in old
-    assert f"go on: seekpoint reload run MODULE:NAME --resume {run}" in old
+    assert f"resume: seekpoint reload run MODULE:NAME --resume {run}" in old
     listed = terminal.run("reload", "status", *terminal.ledger).stdout
     assert str(run) in listed
     assert f"{shop.schema}.orders" in listed
@@ -226,7 +226,7 @@ def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_go_on(
         out, said = process.communicate(timeout=60)
     (run,) = terminal.look("reload", "status")
     assert (process.returncode, out) == (130, "")
-    assert f"aborted: {run['id']} is left open (compared), workers go on" in said
+    assert f"aborted: {run['id']} is left open (compared), workers continue" in said
     assert f"seekpoint reload run {terminal.module}:mended --resume {run['id']}" in said
     assert shop.rows() == doubled(FIRST, by=1)
     terminal.job("reload", "run", "--resume", run["id"])
@@ -252,7 +252,7 @@ def test_a_cut_over_that_is_refused_is_resumed_with_other_bounds(terminal: Termi
     assert changes in refused.stderr
     assert refused.stderr.index(changes) < refused.stderr.index("error: the cut-over is refused; the run stays open:")
     assert "10 of 49 live rows (20%)" in refused.stderr
-    assert f"{run['id']} is left open (compared), workers go on" in refused.stderr
+    assert f"{run['id']} is left open (compared), workers continue" in refused.stderr
     servers = terminal.servers
     again = terminal.run("reload", "resume", *servers, "--max-deletes", "0.5", exits=1)
     assert "10 rows would be deleted, and" in again.stderr

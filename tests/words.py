@@ -108,11 +108,12 @@ def identifiers() -> set[str]:
         name
         for path in (ROOT / "src").rglob("*.py")
         for node in ast.walk(ast.parse(read(path)))
-        for name in _names(node)
+        for name in names_in(node)
     }
 
 
-def _names(node: ast.AST) -> Iterator[str]:
+def names_in(node: ast.AST) -> Iterator[str]:
+    """The names that a node of the syntax tree has itself."""
     match node:
         case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             yield name

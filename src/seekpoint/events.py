@@ -249,7 +249,7 @@ class Released(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled(Event):
-    """A claim waits for another owner's transaction; ``ended`` names the backends that were terminated."""
+    """A claim waits for another owner's transaction; ``terminated`` names the backends that were terminated."""
 
     level = logging.WARNING
     partitions: tuple[Partition, ...]
@@ -378,7 +378,7 @@ class WriteStrategyChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagSampled(Event):
-    """Records up to the last stable offset, by partition, stopped ones too; in those ``waiting``, the next is not due.
+    """Records up to the last stable offset, by partition, stopped ones too; in those ``not_due``, the next one waits.
 
     ``unknown`` are partitions whose lag cannot be known: the position is past the log's end, or the topic is another.
     """

@@ -56,7 +56,7 @@ def _way(text: str) -> _Way:
 
 
 class PipelinedStatements:
-    """What was sent on one connection, in one call of a handler; without ``sends_ahead`` each statement is awaited.
+    """What was sent on one connection, in one call of a handler; without ``is_pipelined`` each statement is awaited.
 
     ``handlers`` knows what the statements did. ``deferred_error`` is the first error of the database that surfaced
     while answers were outstanding, or None.

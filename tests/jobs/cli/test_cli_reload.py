@@ -111,7 +111,7 @@ def test_a_run_that_fails_says_why_and_is_on_record(terminal: Terminal, shop: Sh
     settled(shop, [of(1, 2_000)])
     result = terminal.job("reload", "run", exits=1)
     assert "ValueError: too much" in result.stderr
-    assert "to go on" not in result.stderr, "it has ended"
+    assert "to resume" not in result.stderr, "it has ended"
     (run,) = terminal.look("reload", "status")
     assert run["state"] == "failed"
     assert "too much" in run["error"]
@@ -180,7 +180,7 @@ def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, shop: Shop
     assert said.startswith(f"reload {run}: compared\n")
     assert f"{shop.group}, version 1 → 2" in said
     assert "left      0 offsets in 2 partitions" in said
-    assert f"go on, if its driver has ended: seekpoint reload run MODULE:NAME --resume {run}" in said
+    assert f"resume, if its driver has ended: seekpoint reload run MODULE:NAME --resume {run}" in said
     assert f"abort: seekpoint reload abort {run} --reason '…'" in said
     shop.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '3 hours'")
     old = terminal.run("reload", "status", str(run), *terminal.ledger).stdout

@@ -1,4 +1,4 @@
-"""Alembic's view of the ledger, for whoever writes its next revision; see alembic.ini beside this file.
+"""Alembic's environment for writing the ledger's next revision; see alembic.ini beside this file.
 
 Databases are migrated through :mod:`seekpoint.schema`, which needs none of this.
 """

@@ -1,6 +1,6 @@
 """Reloads: their runs, how far each has staged, what each task staged; generations of tables, and exported files.
 
-The rows that a run rebuilds stand in a Postgres schema of the run's own, which the run makes and drops. The way back
+The rows that a run rebuilds are in a Postgres schema of the run's own, which the run creates and drops. The way back
 drops the runs' rows and leaves those schemas: abort open runs first.
 """
 

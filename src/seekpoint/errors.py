@@ -1,4 +1,4 @@
-"""What can go wrong, and what to do about it.
+"""Every error that Seekpoint raises.
 
 ::
 
@@ -7,32 +7,32 @@
     │   ├── HandlerMisuse       a handler committed, closed or broke the transaction it was lent
     │   └── WroteLiveTable      a handler that a reload ran wrote a live table instead of its copy
     ├── SchemaMismatch          the ledger's tables are missing, older or newer than this library
-    ├── Fenced                  somebody else moved the position: nothing was written
-    ├── HandlerOutdated         a newer version of the handler owns the group
-    ├── StandbyRequired         a reload builds the tables for this version: it takes over when the run has ended
+    ├── Fenced                  the claim or the position is not the expected one: nothing was written
+    ├── HandlerOutdated         the group is at a newer handler version
+    ├── StandbyRequired         a reload to this handler version is open: the worker waits until it has ended
     ├── DeclarationDiffers      the group writes records of a topic to other tables than this pipeline
     ├── GroupPaused             an operator paused the group
     ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
     ├── KafkaUnavailable        the brokers did not answer in time; ask again later
-    ├── CodecUnavailable        what a codec needs does not answer, as a schema registry; the worker waits for it
-    ├── StopTimeout             a worker had not ended when its grace was over (a TimeoutError too)
-    ├── NotApplied              a record was waited for, and not passed in time (a TimeoutError too)
+    ├── CodecUnavailable        a service that a codec needs does not answer, as a schema registry; the worker waits
+    ├── StopTimeout             a worker had not ended within its grace period (a TimeoutError too)
+    ├── NotApplied              a record that was waited for was not passed in time (a TimeoutError too)
     ├── TooManyDeadLetters      the limits on dead letters are reached: the worker stops instead
     ├── RangeLost               a range of the log that a job was to read is no longer in it
-    ├── RangeStuck              a range of the log does not come to its end
-    ├── ArchiveDamaged          a file of an archive is missing, cut or another one
-    ├── ReloadRefused           a reload cannot be opened as things stand
-    │   └── BatchRefused        a batch cannot be run as things stand: nothing of it is written
-    ├── CutOverRefused          a cut-over would wait, delete or reach more than was allowed: the run stays open
+    ├── RangeStuck              a range of the log cannot be read to its end
+    ├── ArchiveDamaged          a file of an archive is missing, truncated or changed
+    ├── ReloadRefused           a reload cannot be opened or published
+    │   └── BatchRefused        a batch cannot be run: nothing of it is written
+    ├── CutOverRefused          a cut-over would wait, delete or change more than was allowed: the run stays open
     ├── ReloadOver              the run has ended, or another driver has taken it over
-    └── PartitionStopped        this partition waits for a decision; the others go on
+    └── PartitionStopped        this partition waits for a decision; the others continue
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created again
         ├── TopicUnknown        the brokers have not known the topic for some seconds
         ├── PoisonStop          a record cannot be applied, and the policy is to stop
-        └── RetryLater          a record failed and is tried again; the partition waits in front of it
+        └── RetryLater          a record failed and is tried again; the partition waits before it
 
-    Poison                      raised by users' code only: this record cannot be applied
+    Poison                      raised by users' code only: this record can never be applied
 
 Errors of the database and of Kafka pass through unwrapped.
 """
@@ -48,7 +48,7 @@ from seekpoint.records import Failure, Partition, Record
 
 
 class SeekpointError(Exception):
-    """The root of every error that Seekpoint itself raises."""
+    """Base class of every error that Seekpoint itself raises."""
 
 
 def _listed(choices: Sequence[str]) -> str:
@@ -60,9 +60,9 @@ class ConfigError(SeekpointError):
 
 
 def needs_extra(what: str, extra: str, error: BaseException | None = None) -> ConfigError:
-    """What to raise where an optional dependency is missing.
+    """The error for an optional dependency that is missing.
 
-    The package is not on the index, where the name may be another's: nothing names it without a path.
+    Seekpoint is not on the package index, where the name may be another project's: messages name a path.
     """
     why = "" if error is None else f" ({error})"
     return ConfigError(f"{what}: {install(extra)}{why}")
@@ -70,7 +70,7 @@ def needs_extra(what: str, extra: str, error: BaseException | None = None) -> Co
 
 @contextmanager
 def required(what: str, extra: str) -> Iterator[None]:
-    """Around an import of an optional dependency. Raises :func:`needs_extra` where it is missing."""
+    """Wrap an import of an optional dependency: raises :func:`needs_extra` where it is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -116,21 +116,20 @@ class Fenced(SeekpointError):  # noqa: N818
 
 
 class HandlerOutdated(SeekpointError):  # noqa: N818
-    """The group is at a newer handler version than this process runs: it stands down."""
+    """The group is at a newer handler version than this process runs; it exits as outdated."""
 
 
 class StandbyRequired(SeekpointError):  # noqa: N818
     """A reload of the group to this handler version is open: nothing is claimed before that run has ended.
 
-    ``run`` is its id, ``state`` where it stands; ``version`` is the one that waits. Whoever raised the version
-    now would write rows of the new code among those of the old one: what the reload is there to avoid.
+    ``run`` is its id, ``state`` the run's state, ``version`` the handler version that waits. A claim at this version
+    would mix rows of the new handler with those of the old one, which the reload is there to avoid.
     """
 
     def __init__(self, group: str, version: int, *, run: UUID, state: str, driver: str) -> None:
         super().__init__(
             f"handler version {version} of group {group!r} waits as a standby for reload {run}, which is {state} "
-            f"(driver: "
-            f"{driver}), and takes over when it has ended. If nobody drives it any more: `seekpoint reload run "
+            f"(driver: {driver}), and takes over when it has ended. If its driver has ended: `seekpoint reload run "
             f"MODULE:NAME --resume {run}`, or `seekpoint reload abort {run} --reason ...`"
         )
         self.group, self.version, self.run, self.state, self.driver = group, version, run, state, driver
@@ -174,7 +173,7 @@ class GroupPaused(SeekpointError):  # noqa: N818
 
 
 class ClusterChanged(SeekpointError):  # noqa: N818
-    """The brokers' cluster id is not the one the group's offsets belong to; ``choices`` are what can be decided."""
+    """The brokers' cluster id is not the one the group's offsets belong to; ``choices`` lists the decisions."""
 
     def __init__(self, message: str, choices: Sequence[str] = ()) -> None:
         super().__init__(f"{message}{_listed(choices)}")
@@ -186,10 +185,10 @@ class KafkaUnavailable(SeekpointError):  # noqa: N818
 
 
 class CodecUnavailable(SeekpointError):  # noqa: N818
-    """What a codec needs for decoding does not answer: no record is to blame, and the worker waits.
+    """A service that a codec needs, as a schema registry, does not answer: no record is blamed, and the worker waits.
 
-    ``ask`` asks the same again: it returns once there is an answer, whatever that is, and raises CodecUnavailable as
-    long as there is none. Without one, it is over as soon as the loop continues.
+    ``ask`` sends the request again: it returns once there is any answer, and raises CodecUnavailable while there is
+    none. Without one, it is over as soon as the loop continues.
     """
 
     def __init__(self, message: str, ask: Callable[[], object] | None = None) -> None:
@@ -200,7 +199,7 @@ class CodecUnavailable(SeekpointError):  # noqa: N818
 class StopTimeout(SeekpointError, TimeoutError):  # noqa: N818
     """A worker had not ended ``grace`` seconds after it was asked to stop; its connection was closed.
 
-    Nothing of the batch in hand is committed. The message names what has not returned, and where it is.
+    Nothing of the open batch is committed. The message names the call that has not returned, and its line.
     """
 
     def __init__(self, message: str, grace: float) -> None:
@@ -211,7 +210,7 @@ class StopTimeout(SeekpointError, TimeoutError):  # noqa: N818
 class NotApplied(SeekpointError, TimeoutError):  # noqa: N818
     """``offset`` of a partition was not passed in the time given; the partition is at ``position``, None if unclaimed.
 
-    The record is not lost for that: it may be applied in the next moment. The message says what the partition waits
+    The record is not lost: it may still be applied. The message says what the partition waits
     for, as far as the ledger knows.
     """
 
@@ -221,28 +220,28 @@ class NotApplied(SeekpointError, TimeoutError):  # noqa: N818
 
 
 class PartitionStopped(SeekpointError):  # noqa: N818
-    """One partition waits for a decision at ``offset``: ``message`` says why, ``choices`` what can be decided."""
+    """One partition waits for a decision at ``offset``: ``message`` says why, ``choices`` lists the decisions."""
 
     def __init__(self, partition: Partition, offset: int, message: str, choices: Sequence[str] = ()) -> None:
         super().__init__(f"{partition} stopped at offset {offset}: {message}{_listed(choices)}")
         self.partition, self.offset, self.message, self.choices = partition, offset, message, tuple(choices)
-        self.token: UUID | None = None  # the claim it was stopped under: a move draws another, and ends the stop
+        self.token: UUID | None = None  # of the claim under which it stopped: a reset draws another, and ends the stop
 
 
 class OffsetLost(PartitionStopped):
-    """The stored offset is below the log's start, beyond its end, or in a truncated part of it."""
+    """The stored position is out of range, or in a part of the log that was truncated and written again."""
 
 
 class TopicRecreated(PartitionStopped):
-    """The topic's id is not the one the stored offset belongs to."""
+    """The topic was deleted and created again: its id is not the one that the stored position belongs to."""
 
 
 class TopicUnknown(PartitionStopped):
-    """The brokers have answered for some seconds that there is no such topic; over as soon as they answer its id."""
+    """The brokers have answered for some seconds that there is no such topic; ends when they answer its id again."""
 
 
 class PoisonStop(PartitionStopped):
-    """A record cannot be applied, and the pipeline's policy is to stop in front of it; ``failure`` says why."""
+    """A record cannot be applied, and the failure policy is to stop before it; ``failure`` says why."""
 
     def __init__(
         self, partition: Partition, offset: int, message: str, choices: Sequence[str] = (), *, failure: Failure
@@ -260,11 +259,11 @@ class RetryLater(PartitionStopped):
 
 
 class TooManyDeadLetters(SeekpointError):  # noqa: N818
-    """More records failed than the pipeline's limits allow: nothing of the last batch was written, and none is lost."""
+    """More records failed than ``DeadLetterLimits`` allow: nothing of the last batch was written, no record is lost."""
 
 
 class RangeLost(SeekpointError):  # noqa: N818
-    """A range of the log cannot be read at ``offset``: retention, a truncation or a deletion took it."""
+    """A range of the log cannot be read at ``offset``: removed by retention, a truncation or a deletion."""
 
     def __init__(self, partition: Partition, offset: int, message: str) -> None:
         super().__init__(f"{partition} cannot be read at offset {offset}: {message}")
@@ -272,7 +271,7 @@ class RangeLost(SeekpointError):  # noqa: N818
 
 
 class RangeStuck(SeekpointError):  # noqa: N818
-    """Nothing comes of the range from ``offset`` to ``end``, and nothing says that it has no more records."""
+    """Nothing arrives of the range from ``offset`` to ``end``, and nothing says that it has no more records."""
 
     def __init__(self, partition: Partition, offset: int, end: int, message: str) -> None:
         super().__init__(f"{partition} does not come from offset {offset} to {end}: {message}")
@@ -280,7 +279,7 @@ class RangeStuck(SeekpointError):  # noqa: N818
 
 
 class ArchiveDamaged(SeekpointError):  # noqa: N818
-    """The file that has the records ``[start, end)`` of a partition is missing, cut, or not the one written."""
+    """The file that has the records ``[start, end)`` of a partition is missing, truncated or changed."""
 
     def __init__(self, partition: Partition, start: int, end: int, file: str, message: str) -> None:
         super().__init__(f"{file}, which has {partition} [{start}, {end}): {message}")
@@ -288,9 +287,9 @@ class ArchiveDamaged(SeekpointError):  # noqa: N818
 
 
 class ReloadRefused(SeekpointError):  # noqa: N818
-    """A reload cannot be opened, or not be published, as things stand; ``reasons`` has every one, with its remedy."""
+    """A reload cannot be opened or published now; ``reasons`` has every one, with its remedy."""
 
-    _what = "refused, as things stand"  # by a reload, verify, adopt, give-up
+    _what = "refused"  # a reload, verification, or enabling and disabling of generations
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__(f"{self._what}:" + "".join(f"\n  - {reason}" for reason in reasons))
@@ -298,16 +297,16 @@ class ReloadRefused(SeekpointError):  # noqa: N818
 
 
 class BatchRefused(ReloadRefused):
-    """A batch cannot be run, or not be applied, as things stand: nothing of it is written; ``reasons`` as above."""
+    """A batch cannot be run or applied now: nothing of it is written; ``reasons`` as above."""
 
     _what = "the batch cannot be run"
 
 
 class CutOverRefused(SeekpointError):  # noqa: N818
-    """A cut-over would make workers wait, delete rows or reach other tables beyond what was allowed.
+    """A cut-over would make workers wait, delete rows or change other tables more than was allowed.
 
-    Nothing live was touched, and the run stays open: take it again with other bounds. ``reasons`` has every one, with
-    its remedy; ``predicted`` is the wait that was predicted for a merge, ``waits`` those of each try, in seconds.
+    No live table was changed, and the run stays open: resume it with other limits. ``reasons`` has every one, with its
+    remedy; ``predicted`` is the wait that was predicted for a merge, ``waits`` those of each try, in seconds.
     """
 
     def __init__(self, reasons: Sequence[str], *, predicted: float | None = None, waits: Sequence[float] = ()) -> None:
@@ -320,9 +319,9 @@ class ReloadOver(SeekpointError):  # noqa: N818
 
 
 class Poison(Exception):  # noqa: N818 -- a control exception of users' code, like StopIteration
-    """Raise this in a handler or in ``row=`` to say: this record can never be applied.
+    """Raise this in a handler or in ``row=`` for a record that can never be applied.
 
-    Name the records and no search for them is needed: ``raise Poison("negative amount", record)``.
+    With the records named, the batch need not be bisected: ``raise Poison("negative amount", record)``.
     """
 
     def __init__(self, reason: str, *records: Record[Any, Any]) -> None:

@@ -1,7 +1,7 @@
-"""What can happen, as frozen values: one list for logs, health, metrics, test waits and crash points.
+"""Every event that a worker announces, as a frozen value: for logs, health, metrics, tests and crash points.
 
-Observers get every event, in order, on the worker's thread (``MembershipRenewed`` alone comes from the heartbeat's, in
-between): ``Worker(..., observe=[print])``. The events of one transaction come as ``ChunkRead`` (its first records),
+Observers get every event, in order, on the worker's thread (``MembershipRenewed`` alone comes from the heartbeat's
+thread): ``Worker(..., observe=[print])``. The events of one transaction come as ``ChunkRead`` (its first records),
 ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; killing the process inside an observer is how
 the chaos suite stops a worker at a named step.
 """
@@ -29,7 +29,7 @@ class Event:
     """``at`` is the monotonic clock, in seconds."""
 
     level: ClassVar[int] = logging.DEBUG
-    log_pause: ClassVar[float] = 0.0  # seconds that lie between two log lines of this kind, at the least
+    log_pause: ClassVar[float] = 0.0  # least seconds between two log lines of this kind
     text: ClassVar[str] = ""  # what happened, with fields in braces ({again}: in ``wait`` seconds); "": all fields
     at: float = field(default_factory=monotonic, repr=False, compare=False)
 
@@ -89,14 +89,14 @@ def _listed(values: Iterable[object]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting(Event):
-    """The worker asks its brokers and its database for the first time, and waits for them if they do not answer."""
+    """The worker connects to brokers and database for the first time, and waits for them if they do not answer."""
 
     group: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDelayed(Event):
-    """Brokers or database do not answer: the worker waits for them, ``limit`` seconds at most (None: without limit).
+    """Brokers or database do not answer: the worker waits for them, at most ``limit`` seconds (None: without limit).
 
     Announced once; ``KafkaTrouble`` or ``DatabaseTrouble`` follows each try.
     """
@@ -112,7 +112,7 @@ class StartDelayed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Event):
-    """The worker runs: brokers and database answered, the schema fits."""
+    """The worker runs: brokers and database have answered, and the ledger's schema is at the right revision."""
 
     level = logging.INFO
     text = "group {group}, owner {owner:.8}"
@@ -124,8 +124,8 @@ class Started(Event):
 class PoolerDetected(Event):
     """The database answers through a connection pooler: the worker prepares no statements and keeps no temporary table.
 
-    Announced once, before ``Started``. ``announced`` is the process that was named when the client connected,
-    ``answering`` the one that ran a statement.
+    Announced once, before ``Started``. ``announced`` is the backend pid that was sent at the connect, ``answering`` the
+    one that ran a statement.
     """
 
     level = logging.INFO
@@ -138,7 +138,7 @@ class PoolerDetected(Event):
 class OnStandby(Event):
     """A reload to this worker's version is open: it waits outside the group until that run has ended.
 
-    Told again when the run's state has changed.
+    Announced again when the run's state has changed.
     """
 
     level = logging.INFO
@@ -150,9 +150,9 @@ class OnStandby(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyEnded(Event):
-    """The run that was stood by for has ended, as ``state`` says, and the worker joins the group.
+    """The run that the standby waited for has ended in ``state``, and the worker joins the group.
 
-    ``error`` is why it failed or was aborted: the version is raised then as it would be without a run.
+    ``error`` is why it failed or was aborted: then the claim raises the version as it would without a run.
     """
 
     level = logging.INFO
@@ -181,7 +181,7 @@ class DeclarationRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Event):
-    """A stop was asked for; the batch in hand is finished first."""
+    """A stop was asked for; the open batch is finished first."""
 
     level = logging.INFO
     text = "the batch in hand is finished first"
@@ -201,7 +201,7 @@ class WorkerStopped(Event):
 
     @property
     def is_aborted(self) -> bool:
-        """Whether a signal ended it before its time (Ctrl-C at the start, or a second signal): no failure."""
+        """Whether a signal ended it at once (Ctrl-C at the start, or a second signal): no failure."""
         return isinstance(self.error, KeyboardInterrupt)
 
 
@@ -210,7 +210,7 @@ class WorkerStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned(Event):
-    """Kafka assigned partitions; nothing is read before they are claimed and placed."""
+    """Kafka assigned partitions; nothing is read before they are claimed and active."""
 
     level = logging.INFO
     text = "{partitions}"
@@ -219,7 +219,7 @@ class Assigned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activated(Event):
-    """Claimed in the ledger and placed at the stored offset: reading begins there."""
+    """The partition is claimed and active: reading begins at the stored position."""
 
     level = logging.INFO
     text = "{partition} at offset {offset}, epoch {epoch}"
@@ -263,7 +263,7 @@ class Stalled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStopped(Event):
-    """The partition is not read until the cause is gone or an operator decides; the others continue."""
+    """The partition is not read until its cause has ended or an operator decides; the others continue."""
 
     level = logging.ERROR
     partition: Partition
@@ -287,14 +287,14 @@ class Paused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOpened(Event):
-    """The first records are in hand; no statement was sent yet."""
+    """The first records were read; no statement was sent yet."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held(Event):
-    """The rows of all placed partitions are locked: claims and positions are as expected."""
+    """The rows of all active partitions are locked: claims and positions are as expected."""
 
     partitions: int
 
@@ -331,11 +331,10 @@ class Committed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerWroteNothing(Event):
-    """The handler was given ``records``, and no row was written by it; the offset passed them. No error.
+    """The handler wrote no row for ``records`` records, which are passed. Not an error.
 
     Known from the driver: no statement was sent, or each wrote no row, or all was rolled back to a savepoint. Not
-    announced where that cannot be known (a function was called), nor while failed records are
-    looked for. Logged once a minute.
+    announced where that cannot be known (a function was called), nor while a batch is bisected. Logged once a minute.
     """
 
     level = logging.WARNING
@@ -367,7 +366,7 @@ class SessionReplaced(Event):
 class WriteStrategyChanged(Event):
     """Large transactions reach an ``Upsert``'s table by another write strategy from now on: ``"copy"`` or ``"stage"``.
 
-    ``rows`` came in the first of them; ``conflicts`` counts how often COPY into the table met a key that was there.
+    ``rows`` is the size of the first of them; ``conflicts`` counts how often COPY into the table met an existing key.
     """
 
     sink: str
@@ -393,7 +392,7 @@ class LagSampled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryScheduled(Event):
-    """A record failed; its partition waits in front of it. It is tried again in ``wait`` seconds.
+    """A record failed, and is tried again in ``wait`` seconds; its partition waits before it.
 
     It was tried ``attempt`` times of ``attempts``; what follows the last one is ``then``, the policy for poison.
     """
@@ -425,7 +424,7 @@ class RetrySucceeded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bisecting(Event):
-    """A batch failed: its records are run again, by parts, until those that fail stand alone."""
+    """A batch failed: it is bisected: run again in parts, until the failing records are found."""
 
     level = logging.INFO
     text = "a batch failed, and runs again in parts: {error}"
@@ -446,7 +445,7 @@ class DeadLettered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleRecordAttempt(Event):
-    """A record is tried in a transaction of its own; that it is, is on record before: ``attempt`` counts it."""
+    """A record is about to be tried in a transaction of its own; ``attempt`` counts it, and is stored already."""
 
     partition: Partition
     offset: int
@@ -455,7 +454,7 @@ class SingleRecordAttempt(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashSuspected(Event):
-    """Owners of this partition died without progress: its next records, up to ``until``, are tried in small parts."""
+    """Owners of this partition crashed without progress: its records up to ``until`` are applied in small parts."""
 
     level = logging.WARNING
     text = (
@@ -468,7 +467,7 @@ class CrashSuspected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectPartAttempt(Event):
-    """A part of a suspect range is tried in a transaction of its own; that it is, is on record before."""
+    """A part of a suspect range is about to be applied in a transaction of its own; its end is stored already."""
 
     partition: Partition
     start: int
@@ -477,7 +476,7 @@ class SuspectPartAttempt(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectsLeft(Event):
-    """So many offsets of the partition's suspect range are left; 0: it was passed, or the crashing record was found."""
+    """``left`` offsets of the suspect range remain; 0: it was passed, or the crashing record was found."""
 
     partition: Partition
     left: int
@@ -485,7 +484,7 @@ class SuspectsLeft(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Event):
-    """The fence refused the batch: nothing was written."""
+    """The batch was fenced: nothing was written."""
 
     level = logging.WARNING
     text = "{reason}"
@@ -506,7 +505,7 @@ class Resynced(Event):
     """The ledger's position is not the reader's; reading resumes at the ledger's.
 
     ``cause``: ``reply lost`` (the ledger is ahead: an unanswered COMMIT took effect) or ``rolled back``
-    (the ledger is behind: a failover or a crash without synchronous commit lost its tail).
+    (the ledger is at an earlier position: a failover, or a crash without synchronous commit, lost commits).
     """
 
     level = logging.WARNING
@@ -528,7 +527,7 @@ class CommitUnknown(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseTrouble(Event):
-    """The database failed in a way that may pass; the next try is in ``wait`` seconds."""
+    """A transient error of the database; the next try is in ``wait`` seconds."""
 
     level = logging.WARNING
     text = "{error}{again}"
@@ -538,14 +537,14 @@ class DatabaseTrouble(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered(Event):
-    """What was in trouble answers again."""
+    """Database, brokers or the codec's service answer again."""
 
     level = logging.INFO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaTrouble(Event):
-    """Trouble with the brokers; the client reconnects by itself. ``wait`` seconds until we ask again."""
+    """The brokers do not answer; the client reconnects by itself. The next request is in ``wait`` seconds."""
 
     level = logging.WARNING
     text = "{error}{again}"
@@ -555,7 +554,7 @@ class KafkaTrouble(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecTrouble(Event):
-    """What a codec needs does not answer (a schema registry); the same question is put again in ``wait`` seconds."""
+    """A service that a codec needs (a schema registry) does not answer; the next request is in ``wait`` seconds."""
 
     level = logging.WARNING
     text = "{error}{again}"
@@ -565,14 +564,14 @@ class CodecTrouble(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipRenewed(Event):
-    """A long transaction: the group membership was renewed meanwhile."""
+    """The group membership was renewed during a long transaction."""
 
 
 Observer = Callable[[Event], None]
 
 
 def checked(given: Any) -> tuple[Observer, ...]:
-    """The observers, as they were given. Raises ConfigError for what takes no event, or would never run."""
+    """Check ``observe=``. Raises ConfigError for an observer that takes no event, or is an async function."""
     if callable(given) or isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(f"observe= takes a list of functions, e.g. observe=[print], got {given!r}")
     observers = tuple(given)
@@ -585,11 +584,11 @@ def checked(given: Any) -> tuple[Observer, ...]:
 
 
 class Announcer:
-    """Hands every event to the observers and to the log ``seekpoint.events``: a sentence with ``group`` in front.
+    """Passes every event to the observers and to the log ``seekpoint.events``: one sentence, after the group's name.
 
     The log record has the event's fields, its name (``event``) and the ``group`` as attributes (``extra``).
 
-    An observer that raises is logged and ignored: watching must not change what is watched.
+    An exception of an observer is logged and ignored.
     """
 
     def __init__(self, observers: Sequence[Observer] = (), *, group: str = "") -> None:
@@ -598,7 +597,7 @@ class Announcer:
         self._logged: dict[type[Event], float] = {}  # when one of this kind was logged last
 
     def end(self, event: Event) -> None:
-        """Announce this as the last event: what a thread that was given up announces later is dropped."""
+        """Announce this as the last event: later ones, of a thread that was given up, are dropped."""
         self(event)
         self._has_ended = True
 

@@ -1,4 +1,4 @@
-"""Plain, frozen values without I/O: partition, span, record, and why a record was not applied."""
+"""Frozen values: partition, span, record, lazy records, and the failure of a record. No I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Partition(NamedTuple):
-    """One partition of one topic; sorts by topic, then number, which is the order of every lock we take."""
+    """One partition of one topic; sorts by topic, then number: the order in which rows are locked."""
 
     topic: str
     number: int
@@ -61,7 +61,7 @@ class Record(msgspec.Struct, Generic[V_co, K_co], frozen=True, gc=False):
 
     @property
     def timestamp(self) -> datetime | None:
-        """The record's time, aware, in UTC; None where it has none or it is beyond year 9999."""
+        """Kafka's timestamp as an aware time in UTC; None where it has none, or it is beyond year 9999."""
         return utc(self.timestamp_ms)
 
     @property
@@ -84,11 +84,11 @@ RawRecord = Record[bytes | None, bytes | None]
 
 
 class LazyRecords(Sequence[RawRecord]):
-    """Records as they were read, of which values and offsets are at hand: the rest is made at the first look at one.
+    """Records of which only values and offsets are ready: ``Record`` objects are made at the first access to one.
 
-    Where rows stream into a table, records that do not fail are never read, and a million of them take longer to
-    make than their values to decode. ``topic`` is that of all of them, None where they may be of several; ``size`` the
-    bytes of their keys and values. ``make`` makes them all, and is called once.
+    Where rows are copied into a table, the objects are needed only for records that fail, and making them takes longer
+    than decoding their values. ``topic`` is that of all of them, None where they may be of several; ``size`` the bytes
+    of their keys and values. ``make`` makes them all, and is called once.
     """
 
     __slots__ = ("_made", "_make", "offsets", "size", "topic", "values")
@@ -108,7 +108,7 @@ class LazyRecords(Sequence[RawRecord]):
 
     def _records(self) -> list[RawRecord]:
         if self._make is not None:
-            self._made, self._make = self._make(), None  # and what they were made from can go
+            self._made, self._make = self._make(), None  # frees what they were made from
         return self._made
 
     def __len__(self) -> int:
@@ -129,37 +129,33 @@ class LazyRecords(Sequence[RawRecord]):
 
 
 def offsets_of(records: Sequence[RawRecord]) -> Sequence[int]:
-    """Where each of them is in its partition's log."""
+    """The offset of each record."""
     return records.offsets if isinstance(records, LazyRecords) else [record.offset for record in records]
 
 
 AnyRecord = Record[Any, Any]
 
 
-SAID = 1000  # characters of an error that are passed on: a message may quote a value of many megabytes
-
-
-TRACED = 20_000  # characters of a traceback that are kept: the innermost ones
+SAID = 1000  # characters of an error's message that are kept: it may quote a value of many megabytes
+TRACED = 20_000  # characters of a traceback that are kept: the innermost frames
 
 
 class Cause(StrEnum):
     """What kind of thing went wrong with a record."""
 
     DECODE = "decode"  # a codec could not read key, value or headers
-    ROW = "row"  # row= or rows= of a sink raised, or made something that is no row
+    ROW = "row"  # row= or rows= of a sink raised, or returned something that is no row
     HANDLER = "handler"  # the handler raised, and raises again when the record is tried again
-    POISON = "poison"  # the handler said so itself
-    DATABASE = "database"  # the database refused what was made of it
-    CRASHED = "crashed"  # the process that tried it never came back
-    BLOCKED = "blocked"  # nothing: an earlier record of its key is a dead letter
-    TRANSIENT = "transient"  # the database refused it alone with a transient error; never of a dead letter
-    PROGRAM = (
-        "program"  # the database reports a mistake of the program, perhaps not the record's; never of a dead letter
-    )
+    POISON = "poison"  # the handler raised Poison
+    DATABASE = "database"  # the database refused its rows
+    CRASHED = "crashed"  # the process that tried it crashed
+    BLOCKED = "blocked"  # it did not fail: an earlier record of its key is an open dead letter
+    TRANSIENT = "transient"  # a transient error at a single-record attempt; never of a dead letter
+    PROGRAM = "program"  # a program error of the database; never of a dead letter
 
 
 class State(StrEnum):
-    """Where a dead letter stands. The first two are open: somebody has to decide."""
+    """A dead letter's state. The first two are open: an operator has to decide."""
 
     DEAD_LETTERED = "dead_lettered"
     BLOCKED = "blocked"
@@ -171,7 +167,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong with one record. All text is without NUL characters and lone surrogates: Postgres takes it.
+    """Why one record failed. Its texts have no NUL characters and lone surrogates: Postgres can store them.
 
     ``error`` is one line, ``type: message (notes)``; ``sqlstate`` the database's code where it was the database;
     ``attempts`` how often the record was tried; ``where`` the innermost line of the user's own code.
@@ -191,15 +187,15 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, cause: Cause, *, attempts: int = 1) -> Failure:
-        """The failure that this exception was."""
+        """Describe an exception as a failure."""
         original = getattr(error, "orig", None)  # SQLAlchemy's wrapping adds the whole statement to the message
-        told = original if isinstance(original, BaseException) else error
-        state = getattr(told, "sqlstate", None)
-        # Each message is bounded by itself: one of many megabytes would leave nothing of the lines that raised it.
+        reported = original if isinstance(original, BaseException) else error
+        state = getattr(reported, "sqlstate", None)
+        # Each part is cut by itself: one message of many megabytes would leave no room for the frames.
         trace = "".join(_bounded(part, "\n") for part in traceback.format_exception(error))
         return cls(
             cause,
-            " ".join([one_line(told), *(f"({storable(note)})" for note in notes(told))]),
+            " ".join([one_line(reported), *(f"({storable(note)})" for note in notes(reported))]),
             storable(trace[-TRACED:]),
             state if isinstance(state, str) else None,
             attempts,
@@ -212,7 +208,7 @@ BLOCKED_BY_KEY = Failure(Cause.BLOCKED, "an earlier record of its key is a dead 
 
 @dataclass(frozen=True, slots=True)
 class NewDeadLetter:
-    """A record that is not applied, though its offset is passed: it goes to the dead letters with its batch."""
+    """A record to be dead-lettered or skipped in the transaction that passes its offset."""
 
     record: RawRecord
     failure: Failure
@@ -223,7 +219,7 @@ _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
 
 
 def users_line(error: BaseException) -> str | None:
-    """The innermost line of the user's own code on the way to the error: ``ingest.py:14 in post``."""
+    """The innermost line of the user's own code in an error's traceback: ``ingest.py:14 in post``."""
     return _users_line(traceback.walk_tb(error.__traceback__))
 
 
@@ -233,7 +229,7 @@ def running_line(frame: FrameType) -> str | None:
 
 
 def _users_line(frames: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Of frames from the outermost on, the last one of the user's own code."""
+    """Of frames in order from the outermost, the last one of the user's own code."""
     found = None
     for frame, line in frames:
         file = frame.f_code.co_filename
@@ -243,7 +239,7 @@ def _users_line(frames: Iterable[tuple[FrameType, int]]) -> str | None:
 
 
 def storable(text: str) -> str:
-    """The text as Postgres can hold it: NUL and lone surrogates written out."""
+    """The text as Postgres can store it: NUL and lone surrogates are escaped."""
     if "\0" in text:
         text = text.replace("\0", "\\x00")
     return text.encode("utf-8", "backslashreplace").decode()
@@ -257,7 +253,7 @@ def notes(error: BaseException) -> list[str]:
 
 def add_note(error: BaseException, note: str) -> None:
     """``add_note``, also where the exception's ``__notes__`` is no list."""
-    with suppress(AttributeError, TypeError):  # an exception's class may allow none: a note is not worth another error
+    with suppress(AttributeError, TypeError):  # the exception's class may allow none
         if not isinstance(getattr(error, "__notes__", []), list):
             error.__notes__ = notes(error)
         error.add_note(note)
@@ -266,11 +262,11 @@ def add_note(error: BaseException, note: str) -> None:
 def one_line(error: BaseException) -> str:
     """``type: message`` on one line, bounded in length, storable."""
     try:
-        said = str(error)
+        message = str(error)
     except Exception as failed:  # noqa: BLE001 -- dead-lettering must not fail because of an error's own __str__
-        said = f"(its message cannot be told: {type(failed).__name__})"
-    return storable(" ".join(f"{type(error).__name__}: {_bounded(said)}".split()).rstrip(":"))
+        message = f"(its message cannot be read: {type(failed).__name__})"
+    return storable(" ".join(f"{type(error).__name__}: {_bounded(message)}".split()).rstrip(":"))
 
 
-def _bounded(said: str, end: str = "") -> str:
-    return said if len(said) <= SAID else f"{said[:SAID]}… ({len(said)} characters){end}"
+def _bounded(text: str, end: str = "") -> str:
+    return text if len(text) <= SAID else f"{text[:SAID]}… ({len(text)} characters){end}"

@@ -1,10 +1,9 @@
-"""Is the database at our revision, and how does it get there: check, upgrade, print the SQL.
+"""Installs and upgrades the ledger's schema, checks its revision, and prints the SQL.
 
-The ledger's tables live in a schema of their own, built by the Alembic scripts in ``migrations/``. Four
-doors lead to the same tables: the command ``seekpoint db upgrade``; a revision in the host's own Alembic tree
-that calls :func:`upgrade`; our scripts as a second version location of the host's Alembic; and plain SQL. Each
-step records itself in ``<schema>.alembic_version``, whichever door it came through; :func:`check` reads only
-that.
+The tables are in a schema of their own, built by the Alembic scripts in ``migrations/``. There are four ways to install
+them: the command ``seekpoint db upgrade``; a revision in the application's own Alembic tree that calls :func:`upgrade`;
+Seekpoint's scripts as a second version location of the application's Alembic; and plain SQL. In each, every step
+records itself in ``<schema>.alembic_version``; :func:`check` reads only that.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ _PERMISSION = (
 )
 _plain = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call]  # leaves percent signs in names alone
 
-# `alembic.op` is one module for the whole process: only one thread at a time may stand behind it.
+# `alembic.op` is one module for the whole process: only one thread at a time may use it.
 _one_thread = threading.Lock()
 
 
@@ -107,7 +106,7 @@ def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHE
     - a ``Connection``: inside the caller's transaction, so committing is up to the caller;
     - Alembic's ``op``, in a revision of the host's own: inside the host's migration, online or offline
       (``--sql``). Name ``to`` there: a revision must do the same thing next year. An offline script
-      cannot ask the database where it stands, so it starts at ``since``, the revision that the host's
+      cannot ask the database for its revision, so it starts at ``since``, the revision that the host's
       previous call went to.
 
     ``schema`` is the name of the Postgres schema; it is created if it is not there. Concurrent calls wait for
@@ -124,9 +123,9 @@ def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHE
 def downgrade(
     target: Target, *, to: str = BASE, schema: str = DEFAULT_SCHEMA, since: str = HEAD, drop: Collection[str] = ()
 ) -> None:
-    """Take the ledger's tables back to revision ``to``; ``"base"`` drops them all, where they hold nothing to lose.
+    """Downgrade the ledger's tables to revision ``to``; ``"base"`` drops them all.
 
-    Refused by the SQL itself, online and in offline scripts, while a step would drop rows of ``partition_offset``,
+    The SQL itself refuses, online and in offline scripts, while a step would drop rows of ``partition_offset``,
     open dead letters or rows of ``lost_range``: the error names the groups and what would follow. ``drop`` are the
     groups whose rows may be dropped; so are those of ``alembic -x seekpoint_drop=GROUP,...`` and of the environment
     variable ``SEEKPOINT_DROP``. The schema itself stays: it may be another owner's, with grants on it. ``target``,
@@ -141,7 +140,7 @@ def downgrade(
 def sql(*, schema: str = DEFAULT_SCHEMA, to: str = HEAD, since: str = BASE) -> str:
     """Return, as plain SQL in one transaction, what :func:`upgrade` would run from ``since`` to ``to``.
 
-    The row in ``<schema>.alembic_version`` is part of it, so :func:`check` is content afterwards. Raises
+    The row in ``<schema>.alembic_version`` is part of it, so :func:`check` passes afterwards. Raises
     :class:`ConfigError` for a name or revision that cannot work.
     """
     _refuse_bad_name(schema)
@@ -176,7 +175,7 @@ def version_location() -> Path:
 
 @contextmanager
 def step(*, to: str | None, since: str | None) -> Iterator[str]:
-    """Frame one of our own revision scripts: yield the schema to build in, and record the step at its end.
+    """Wrap one of Seekpoint's revision scripts: yield the schema to build in, and record the step at its end.
 
     For the scripts in ``migrations/versions`` alone. ``to`` and ``since`` are revisions, None the state
     before the first. Recording is each step's own affair because, as a second version location, our scripts
@@ -231,9 +230,7 @@ END
 
 
 def refuse_open_runs(schema: str) -> None:
-    """Refuse, in the SQL, while a run of a reload or batch is open; for the scripts in ``migrations/versions``
-    alone.
-    """
+    """Refuse, in the SQL, while a run is open; for the scripts in ``migrations/versions`` alone."""
     name = _plain.identifier_preparer.format_table(Table("reload_run", MetaData(), schema=schema))
     hint = "Let it end, or abort it (seekpoint reload abort, in the version that opened it), then migrate"
     _run_block(f"""
@@ -275,16 +272,16 @@ def _run_block(body: str) -> None:
     except DBAPIError as error:
         if not isinstance(error.orig, psycopg.Error) or error.orig.sqlstate != _REFUSED:
             raise
-        said = error.orig.diag
-        raise ConfigError(f"{said.message_primary}. {said.message_hint}") from None
+        diag = error.orig.diag
+        raise ConfigError(f"{diag.message_primary}. {diag.message_hint}") from None
 
 
 def _droppable(context: MigrationContext) -> set[str]:
     """The groups whose rows a downgrade may drop. A name with a comma is one, and each of its parts is."""
     given = [os.environ.get("SEEKPOINT_DROP", "")]
     if context.environment_context is not None:
-        said = (each.partition("=") for each in context.environment_context.get_x_argument())
-        given += [value for name, _, value in said if name == "seekpoint_drop"]
+        pairs = (each.partition("=") for each in context.environment_context.get_x_argument())
+        given += [value for name, _, value in pairs if name == "seekpoint_drop"]
     named = {part.strip() for value in given for part in (value, *value.split(","))}
     return (named | _drop.get()) - {""}
 
@@ -333,7 +330,7 @@ def _context(**options: Any) -> MigrationContext:
 
 
 def _locked_revision(context: MigrationContext, schema: str) -> str:
-    """Wait until no other session migrates this schema; returns its revision."""
+    """Wait until no other session migrates this schema; return its revision."""
     connection = context.connection
     assert connection is not None, "only an offline script has no connection"
     _refuse_other_database(connection.dialect)
@@ -354,7 +351,7 @@ def _locked_revision(context: MigrationContext, schema: str) -> str:
 
 
 def _steps(here: str, to: str, *, up: bool) -> Sequence[Callable[[], None]]:
-    """The functions of our scripts that lead from one revision to another; none if the way leads nowhere."""
+    """The functions of our scripts that lead from one revision to another; none if it is there already."""
     scripts = _scripts()
     line = (BASE, *_known(scripts))
     for revision in (here, to):
@@ -366,7 +363,7 @@ def _steps(here: str, to: str, *, up: bool) -> Sequence[Callable[[], None]]:
 
 
 def _run(schema: str, steps: Sequence[Callable[[], None]], drop: Collection[str] = ()) -> None:
-    """Run steps of our scripts against whatever Alembic context stands behind ``op``."""
+    """Run steps of our scripts in the Alembic context that ``op`` uses now."""
     token, permission = _chosen.set(schema), _drop.set(frozenset(drop))
     try:
         for each in steps:
@@ -417,7 +414,7 @@ def _refuse_other_database(dialect: Dialect) -> None:
 
 
 def _refuse_bad_name(schema: str) -> None:
-    """Refuse what Postgres cuts short or keeps for itself, and ``public``, where the host's versions may be."""
+    """Refuse names that Postgres truncates or reserves, and ``public``, where the application's versions may be."""
     if not schema or "\0" in schema or len(schema.encode()) > 63:
         raise ConfigError(f"the name of a Postgres schema has 1 to 63 bytes and no NUL: {schema!r}")
     if schema in {"public", "information_schema"} or schema.startswith("pg_"):

@@ -217,7 +217,7 @@ KINDS = (
          act=raising(lambda b: OSError("x" * LONG))),
     Kind("error message with NUL and a lone surrogate", Cause.HANDLER, r"OSError: a\\x00b\\ud800c", roads=HANDLERS,
          act=raising(lambda b: OSError("a\0b\ud800c"))),
-    Kind("error that cannot tell its message", Cause.HANDLER, "MuteError: .*cannot be told", roads=HANDLERS,
+    Kind("error that cannot tell its message", Cause.HANDLER, "MuteError: .*cannot be read", roads=HANDLERS,
          act=raising(lambda b: MuteError())),
     # mistakes of the program: no record's fault, whatever the policy
     Kind("handler commits", None, r"called commit\(\)", roads=HANDLERS, act=lambda tx, *_: tx.commit(), after=True,

@@ -416,7 +416,7 @@ def test_a_late_error_that_is_caught_is_heard_as_ever(counter: Counter, count: i
                 tx.execute(counter.insert, {"id": 1, "v": "bad"})
                 tx.execute(text("SELECT 1"))
 
-    with pytest.raises(HandlerMisuse, match="caught a database error and went on"):
+    with pytest.raises(HandlerMisuse, match="caught a database error and continued"):
         counter.run(handle, *HUNDRED[:count])
     assert counter.rows() == []
 

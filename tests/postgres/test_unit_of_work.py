@@ -224,7 +224,7 @@ def test_a_swallowed_database_error_is_heard(work: Work) -> None:
         with pytest.raises(DBAPIError):
             tx.execute(text("SELECT 1 / 0"))
 
-    with pytest.raises(HandlerMisuse, match="caught a database error and went on"):
+    with pytest.raises(HandlerMisuse, match="caught a database error and continued"):
         work.run_after_booking(swallow)
     work.holds(0, 0)
 

@@ -136,7 +136,7 @@ SINK = Append("t", columns=["x"])
         ({"group": None}, r"a group needs a name that is not blank and has no NUL characters, got None"),
         ({"topics": []}, r"a pipeline needs at least one topic"),
         ({"topics": {}, "value": None}, r"a pipeline needs at least one topic"),
-        ({"topics": ""}, r"'' cannot be a topic: names have 1 to 249 letters, digits, '\.', '_' or '-'"),
+        ({"topics": ""}, r"'' cannot be a topic: names have 1 to 249 characters of a-z, A-Z, 0-9, '\.', '_' and '-'"),
         ({"topics": "a b"}, r"'a b' cannot be a topic"),
         ({"topics": "."}, r"'\.' cannot be a topic"),
         ({"topics": ".."}, r"'\.\.' cannot be a topic"),

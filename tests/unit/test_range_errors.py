@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.range_checks import RangeChecks, bounded_config
-from seekpoint.kafka.ranges import Range, _Patience, _read
+from seekpoint.kafka.ranges import Range, _IdleLimit, _read
 from seekpoint.records import Partition
 from support.mock_cluster import MockCluster
 
@@ -29,6 +29,6 @@ def test_a_missing_right_is_told_as_such() -> None:
         client.assign({at: (0, None)}, {})
         try:
             with pytest.raises(KafkaException, match="GROUP_AUTHORIZATION_FAILED"):
-                list(_read(client, RangeChecks(kafka), Range(at, uuid4(), 0, 10), 500, _Patience(30)))
+                list(_read(client, RangeChecks(kafka), Range(at, uuid4(), 0, 10), 500, _IdleLimit(30)))
         finally:
             client.close(3)

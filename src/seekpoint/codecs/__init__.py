@@ -1,10 +1,10 @@
-"""From bytes to values: JSON, text, bytes, or any callable.
+"""Codecs: from bytes to values. JSON, text, bytes, or any callable.
 
 A codec is a callable ``bytes -> V``, or an object with ``decode(record) -> V`` for formats that need the
 whole record (headers, topic). Null never reaches a callable: a null key is None; a null value (a tombstone)
-is poison unless the codec declares ``tombstones=True``, and is then None. Whatever a codec raises makes its
-record a poison record, but CodecUnavailable: then what it needs does not answer, and the worker waits for that. Do not
-put ``pickle.loads`` here: a producer of the topic could then run code.
+is poison unless the codec declares ``tombstones=True``, and is then None. Any exception of a codec makes its
+record a poison record, except CodecUnavailable: then a service that it needs does not answer, and the worker waits.
+Do not use ``pickle.loads``: a producer of the topic could run code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BytesDecoder(Protocol[V_co]):
     """
 
     def __call__(self, data: bytes, /) -> V_co:
-        """The value; whatever it raises makes the record a poison record."""
+        """The value. Any exception makes the record a poison record."""
 
 
 @runtime_checkable
@@ -57,16 +57,14 @@ class RecordCodec(Protocol[V_co]):
     """
 
     def decode(self, record: RawRecord, /) -> V_co:
-        """The record's value (or key); whatever it raises makes the record a poison record, but for
-        CodecUnavailable.
-        """
+        """The decoded value (or key). Any exception but CodecUnavailable makes the record a poison record."""
 
 
 Codec = BytesDecoder[V] | RecordCodec[V]
 
 
 def _check(codec: Any) -> None:
-    """What is easily meant, and does something else to every record."""
+    """Raise ConfigError for likely mistakes that would fail at every record."""
     if isinstance(codec, type) and (hasattr(codec, "decode") or issubclass(codec, Json | Text | Bytes | str)):
         raise ConfigError(
             f"{codec.__name__} is a class, and a codec a value: write Json(), Text(), Bytes() or the like"
@@ -76,13 +74,13 @@ def _check(codec: Any) -> None:
     if isinstance(codec, msgspec.json.Decoder | msgspec.msgpack.Decoder):
         raise ConfigError("a msgspec Decoder decodes bytes, not records: give its method, decoder.decode")
     if inspect.iscoroutinefunction(codec):
-        raise ConfigError(f"the codec {codec!r} is an async function: its values would be coroutines that nobody runs")
+        raise ConfigError(f"the codec {codec!r} is an async function: its coroutines would never be awaited")
     if not callable(codec) and not isinstance(codec, RecordCodec):
         raise ConfigError(f"a codec must be callable or have decode(record), got {codec!r}")
 
 
 def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
-    """A function from a raw record to its decoded value; it raises whatever the codec raises."""
+    """A function from a raw record to its decoded value; it raises what the codec raises."""
     _check(codec)
     if isinstance(codec, RecordCodec):
         return codec.decode

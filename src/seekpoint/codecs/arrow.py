@@ -20,8 +20,8 @@ class Arrow:
     With ``schema`` the table has these columns, in this order and of these types: others are left out, types are cast
     where no value is lost. Without one it is as it was written. With ``tombstones=True`` a null value decodes to None.
 
-    What is neither format, or does not hold what it says (all of it is looked at: offsets, UTF-8, dictionaries), lacks
-    a column or cannot be cast, is that record's fault.
+    A record that is in neither format, is malformed (offsets, UTF-8 and dictionaries are validated), lacks a column or
+    cannot be cast is a poison record.
     """
 
     def __init__(self, schema: Any = None, *, tombstones: bool = False) -> None:
@@ -30,13 +30,13 @@ class Arrow:
         self.schema, self.tombstones = schema, tombstones
 
     def __call__(self, data: bytes) -> Any:
-        """The record's table. Raises pyarrow's errors, or ValueError for a column that is missing."""
+        """Decode bytes to a table. Raises pyarrow's errors, or ValueError for a column that is missing."""
         try:
             from pyarrow import ipc  # noqa: PLC0415 -- a declaration does without
         except ImportError as error:
             raise needs_extra("Arrow needs pyarrow", "arrow", error) from error
         table = (ipc.open_file(data) if data.startswith(FILE) else ipc.open_stream(data)).read_all()
-        table.validate(full=True)  # what was written by others may point anywhere
+        table.validate(full=True)  # offsets in the data are not trusted
         if self.schema is None or table.schema == self.schema:
             return table
         if missing := [name for name in self.schema.names if name not in table.column_names]:

@@ -59,7 +59,7 @@ class _OfMessage(_OfType):
 
 
 class _Registered(ABC, Generic[V_co]):
-    """What the formats have in common: the frame, null, the value's type, and one deserializer per process."""
+    """What both formats share: wire format, null values, conversion to ``type``, and one deserializer per process."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _Registered(ABC, Generic[V_co]):
         self._made: tuple[int, Decode] | None = None  # and the process it was made in: no connection outlives a fork
 
     def decode(self, record: RawRecord, /) -> V_co:
-        """The record's value; CodecUnavailable where the registry does not answer."""
+        """Decode a record's value. Raises CodecUnavailable where the registry does not answer."""
         if record.value is not None:
             return self._decode(record, record.value, "value")
         if self.tombstones:
@@ -84,7 +84,7 @@ class _Registered(ABC, Generic[V_co]):
         raise Poison("a null value, and the codec does not declare tombstones=True", record)
 
     def decode_key(self, record: RawRecord, /) -> V_co | None:
-        """The record's key, None where it has none; CodecUnavailable where the registry does not answer."""
+        """Decode a record's key, None where it has none. Raises CodecUnavailable where the registry does not answer."""
         return None if record.key is None else self._decode(record, record.key, "key")
 
     def _decode(self, record: RawRecord, data: bytes, field: str) -> V_co:
@@ -111,7 +111,7 @@ class _Registered(ABC, Generic[V_co]):
 
     @abstractmethod
     def _open(self) -> Decode:
-        """Confluent's deserializer, made in this process, and the short way around it."""
+        """Confluent's deserializer, made in this process, with the fast path around it."""
 
     def _plain(self, value: Any) -> Any:
         """The value as msgspec converts it."""
@@ -134,7 +134,7 @@ class _Registered(ABC, Generic[V_co]):
 
     @property
     def _is_short(self) -> bool:
-        """Whether known frames need not go through Confluent's deserializer: no option makes it do more than decode."""
+        """Whether the fast path is allowed: no option makes Confluent's deserializer do more than decode."""
         return INDIFFERENT.issuperset(self.options)
 
     def _show(self, name: str | None) -> str:
@@ -153,8 +153,8 @@ class Avro(_Registered[V_co]):
     decimal is ``Decimal``, timestamps are aware and in UTC, local timestamps naive; date, time and uuid are Python's.
     With ``tombstones=True`` a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
 
-    What is not in the wire format, has a schema that the registry does not know, or does not fit the type, is that
-    record's fault. A registry that does not answer raises CodecUnavailable: the worker waits, and no record is blamed.
+    A record that is not in the wire format, has a schema that the registry does not know, or does not fit the type is a
+    poison record. A registry that does not answer raises CodecUnavailable: the worker waits, and no record is blamed.
     """
 
     @overload
@@ -200,8 +200,8 @@ class Protobuf(_Registered[V_co]):
     """Decode Protobuf in a schema registry's wire format into ``message``, a generated class, or into ``type``.
 
     ``registry``, ``options`` (for ``ProtobufDeserializer``), ``tombstones`` and errors are as in :class:`Avro`. A
-    record that was written as a message of another name is that record's fault: its bytes could be read as this one.
-    With ``registry=None`` no request is sent, and the name is not looked at.
+    record that was written as a message of another name is a poison record: its bytes could be read as this one.
+    With ``registry=None`` no request is sent, and the name is not checked.
 
     ``type`` is what msgspec can convert a dict of the message's fields to, or ``dict``: a field that tracks whether it
     was set is None if it was not; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;

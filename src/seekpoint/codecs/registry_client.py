@@ -1,8 +1,7 @@
-"""Asking a schema registry: whose fault an answer is, and nobody's secrets in what is said of it.
+"""The client of a schema registry: classifies its errors, and keeps credentials out of messages.
 
-Confluent's deserializers ask for schemas while they decode. An answer that says "there is no such schema" is about
-the record. No answer at all says nothing about any record: it is CodecUnavailable, and the same question is asked
-again.
+Confluent's deserializers ask for schemas while they decode. "There is no such schema" is an error of the record. No
+answer is no error of a record: it is CodecUnavailable, and the same request is sent again.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from seekpoint.errors import CodecUnavailable, ConfigError, needs_extra
 
 Registry = str | Mapping[str, Any] | Callable[[], Any]
 
-# The client's own default is to wait for ever. Its retries sleep inside a transaction; the worker's wait does not.
+# The client would wait for ever. Few retries: it sleeps between them in an open transaction, where a worker does not.
 DEFAULTS = {"timeout": 10, "max.retries": 1, "retries.wait.ms": 100}
-LARGEST_ID = 2**31 - 1  # ids are an int in the registry: of a larger one it says that the page does not exist
+LARGEST_ID = 2**31 - 1  # ids are an int in the registry: for a larger one it answers "page not found"
 SCHEMES = ("http://", "https://", "mock://")
 
 _SECRET = re.compile(r"password|secret|token|user\.info|credential", re.IGNORECASE)
@@ -28,7 +27,7 @@ _USERINFO = re.compile(r"//([^/@]*(?:@[^/@]*)*)@")
 
 
 def shown(registry: Registry | None) -> str:
-    """How a registry may be written down: where it is, without credentials."""
+    """A registry's address as it may be shown: without credentials."""
     if registry is None:
         return "None"
     if callable(registry):
@@ -41,7 +40,7 @@ def shown(registry: Registry | None) -> str:
 
 
 def check(registry: Registry) -> None:
-    """Raise ConfigError for what can be no registry; looks at it, and sends no request."""
+    """Raise ConfigError for what can be no registry; sends no request."""
     given: object = registry
     if callable(given):
         return
@@ -79,19 +78,19 @@ def connect(registry: Registry) -> Asked:
 
 
 def missing(error: ImportError) -> ConfigError:
-    """What is raised where the extra was not installed."""
+    """The error for an extra that is not installed."""
     return needs_extra("Avro and Protobuf need a registry's client", "registry", error)
 
 
 class Asked:
-    """Stands for the client wherever a deserializer uses it: the same calls, and errors that say whose fault it is."""
+    """Wraps the client for a deserializer: the same calls, with errors classified as a record's or the registry's."""
 
     def __init__(self, client: Any, where: str, secrets: tuple[str, ...]) -> None:
         self._client, self._where, self._secrets = client, where, secrets
-        self._schemas: dict[int | str, Any] = {}  # by id and by GUID; None: not the same one for every subject
+        self._schemas: dict[int | str, Any] = {}  # by id and by GUID; None: it differs between subjects
 
     def written_with(self, known: int | str) -> Any:
-        """The schema that was answered for this id or GUID; None where none was, or not always the same."""
+        """The schema of this id or GUID; None where it is not known, or differs between subjects."""
         return self._schemas.get(known)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,11 +110,11 @@ class Asked:
                 self._schemas[args[0]] = None
             return found
         except SchemaRegistryError as error:
-            judged = self._judged(name, args, error)
-            if judged is error:
+            classified = self._classified(name, args, error)
+            if classified is error:
                 raise
-            if judged is not None:
-                raise judged from None
+            if classified is not None:
+                raise classified from None
             said = str(error)
         except Exception as error:  # noqa: BLE001 -- refused, timed out, no such host, TLS, a page that is no JSON
             said = f"{type(error).__name__}: {error}"
@@ -125,18 +124,18 @@ class Asked:
         ) from None  # its text may hold a secret
 
     def _again(self, *question: Any, **options: Any) -> None:
-        """Ask the same once more; any answer will do. Raises CodecUnavailable, ConfigError."""
+        """Send the same request again; any answer will do. Raises CodecUnavailable, ConfigError."""
         try:
             self._ask(*question, **options)
         except (CodecUnavailable, ConfigError):
             raise
-        except Exception:  # noqa: BLE001 -- about the record: it is said again when that is decoded
+        except Exception:  # noqa: BLE001 -- about the record: it is raised again when that is decoded
             return
 
-    def _judged(self, name: str, args: tuple[Any, ...], error: Any) -> Exception | None:
-        """What an answer that is no success means: the record's fault, the configuration's, or (None) neither's.
+    def _classified(self, name: str, args: tuple[Any, ...], error: Any) -> Exception | None:
+        """Classify an error answer: an error of the record, of the configuration, or (None) of the service.
 
-        A status without the registry's own code (40403 and the like) is a gateway's, and says nothing of a schema.
+        A status without the registry's own code (40403 and the like) is a gateway's, and not about a schema.
         """
         status, code = error.http_status_code, error.error_code
         said = _without(self._secrets, str(error))

@@ -1,9 +1,9 @@
-"""The short way for records whose frame is known: what Confluent's deserializers look up for each record, kept.
+"""The registry's wire format, and a fast path for records whose frame (the schema's id) was decoded before.
 
-The first record with a topic, field and frame goes through Confluent's deserializer, which asks the registry and checks
-what it checks. Where nothing of that depends on the record itself (no rules, no migrations, no schema that refers to
-another), those behind it are handed to the same parser at once. Whatever fails there is decoded again the long way, and
-fails in its words. The results are the same, for a quarter of the time.
+The first record with a topic, field and frame goes through Confluent's deserializer, which asks the registry. Where the
+result depends on nothing but bytes and schema (no rules, no migrations, no references to other schemas), later records
+go to the same parser directly. What fails there is decoded again by Confluent's deserializer, whose error is raised.
+The values are the same, in a quarter of the time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INDIFFERENT = frozenset({"subject.name.strategy", "subject.name.strategy.type", 
 
 
 class Frames:
-    """Decodes framed data; ``shorten`` makes the short way from a frame, and from what the long way made behind it."""
+    """Decodes framed data; ``shorten`` makes the fast path for a frame, and checks it with the first value decoded."""
 
     def __init__(self, long: Long, frame: Frame, shorten: Callable[[bytes, bytes, Any], Short | None]) -> None:
         self._long, self._frame, self._shorten = long, frame, shorten
@@ -39,13 +39,13 @@ class Frames:
         if short is not None:
             try:
                 return short(data, begin)
-            except Exception:  # noqa: BLE001 -- said below, by the same decoder, in the words that people know
+            except Exception:  # noqa: BLE001 -- Confluent's deserializer raises it below
                 return self._long(data, record, field)
         value = self._long(data, record, field)
         if begin and at not in self._short:
             try:
                 self._short[at] = self._shorten(data[:begin], data, value)
-            except Exception:  # noqa: BLE001 -- the long way has succeeded, and goes on
+            except Exception:  # noqa: BLE001 -- the value was decoded; only the fast path is not available
                 self._short[at] = None
         return value
 
@@ -84,22 +84,22 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def schema_id(frame: bytes) -> int | str:
-    """What the registry was asked for: an id, or a GUID."""
+    """The schema's id or GUID in a frame."""
     return int.from_bytes(frame[1:ID], "big") if frame[0] == 0 else str(UUID(bytes=frame[1:GUID]))
 
 
 def is_plain(schema: Any) -> bool:
-    """Whether decoding needs nothing but the schema's own text: no rules to run, no other schema."""
+    """Whether decoding needs the schema's own text alone: no rules to run, no other schema."""
     return schema is not None and not schema.references and schema.rule_set is None
 
 
 def avro_reader(schema: Any, reader: str | None) -> Short | None:
-    """The short way for data of this schema, resolved to the reader's; None where there is none."""
+    """The fast path for data of this schema, resolved to the reader's; None where there is none."""
     from fastavro import schemaless_reader  # noqa: PLC0415 -- it needs the extra
 
     written = _parsed(schema.schema_str)
     if isinstance(written, dict) and written.get("type") == "bytes":
-        return None  # alone, they have no length: Confluent's own way
+        return None  # at the top level bytes have no length in front: only Confluent's deserializer reads them
     resolved = written if reader is None else _parsed(reader)
     return lambda data, begin: schemaless_reader(BytesIO(data[begin:]), written, resolved)
 

@@ -1,1 +1,1 @@
-"""Everything that speaks to Kafka: the keys we own, the client, identities, watermarks."""
+"""Everything that talks to Kafka: configuration, consumer, topic and cluster ids, ends of logs, bounded ranges."""

@@ -1,8 +1,8 @@
-"""One consumer: acknowledged empty in its callbacks, placed from the loop, read in chunks.
+"""One Kafka consumer: its rebalance callbacks assign nothing; the worker's loop assigns, at the ledger's positions.
 
-The pattern was run against Apache Kafka under the eager, the cooperative and the KIP-848 protocol. Callbacks
-only record: an exception that leaves one loses records and makes ``close()`` hang. One thread at a time
-touches the consumer; :meth:`Client.renew_membership` is the only call meant for a second one.
+Tested against Apache Kafka under the eager, the cooperative and the KIP-848 protocol. Callbacks only record: an
+exception that leaves one loses records and makes ``close()`` hang. One thread at a time uses the consumer;
+:meth:`Client.renew_membership` is the only call meant for a second one.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001 -- librdkafka's own
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 FATAL = KafkaError._FATAL  # noqa: SLF001 -- what comes in the place of a record; its fatal() says False
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
-SEEK_PATIENCE = 5.0  # seconds for what takes milliseconds
-SLICE = 0.01  # seconds: how long a rebalance may go unnoticed by who waits for a record
+SEEK_TIMEOUT = 5.0  # seconds for what takes milliseconds
+SLICE = 0.01  # seconds: how long a rebalance may go unnoticed while a record is waited for
 _NO_RIGHT = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
 
-# Called from C, where a failure that the client leaves behind beside a result is noticed; a call from a hot place of
-# Python's own would pass it on, to come out of whatever is called next.
+# Called from C, which notices an exception that the client has set although it returned a result; optimized bytecode
+# would not, and the exception would be raised by the next call, whatever that is.
 _HEADERS = methodcaller("headers")
-UNREADABLE = (SystemError, UnicodeError)  # how such a failure comes out
+UNREADABLE = (SystemError, UnicodeError)  # what is raised then
 
 _Callback = Callable[[Consumer, list[_TopicPartition]], None]
 OnAssigned = Callable[[list[Partition]], None]
-OnGone = Callable[[list[Partition], bool], None]
+OnRevoked = Callable[[list[Partition], bool], None]
 
 
 class Client:
-    """The operations on a consumer that the assignment and the intake need, the same under every protocol."""
+    """The operations on a consumer that a worker needs, with one behaviour under every group protocol."""
 
     def __init__(self, consumer: Consumer, config: Mapping[str, Any]) -> None:
         self._consumer = consumer
-        self._turn = threading.Lock()
+        self._in_use = threading.Lock()
         self._eager = is_eager(config)
         self._paused: set[Partition] = set()
         self.contact = monotonic()  # when the group last saw us poll
         self._is_closed = False
-        self.rebalanced = False  # a rebalance's callback ran: see go_on()
+        self.rebalanced = False  # a rebalance's callback ran: see continue_reading()
 
     # -- membership -----------------------------------------------------------------------------------
 
-    def subscribe(self, topics: Collection[str], on_assigned: OnAssigned, on_gone: OnGone) -> None:
+    def subscribe(self, topics: Collection[str], on_assigned: OnAssigned, on_revoked: OnRevoked) -> None:
         """Join the group. Both callbacks only record; they run inside :meth:`read` and :meth:`close`."""
 
         def assigned(_: Consumer, partitions: list[_TopicPartition]) -> None:
@@ -67,40 +67,40 @@ class Client:
             self._acknowledge()
             on_assigned(_named(partitions))
 
-        def gone(lost: bool) -> _Callback:
+        def revoked(lost: bool) -> _Callback:
             def callback(_: Consumer, partitions: list[_TopicPartition]) -> None:
                 self.rebalanced = True
-                self._let_go(partitions)
-                on_gone(_named(partitions), lost)
+                self._unassign_revoked(partitions)
+                on_revoked(_named(partitions), lost)
 
             return callback
 
         self._consumer.subscribe(
-            list(topics), on_assign=_quiet(assigned), on_revoke=_quiet(gone(False)), on_lost=_quiet(gone(True))
+            list(topics), on_assign=_quiet(assigned), on_revoke=_quiet(revoked(False)), on_lost=_quiet(revoked(True))
         )
 
     def _acknowledge(self) -> None:
-        """Say yes to the assignment, but read nothing yet: offsets come from the ledger, outside the callback."""
+        """Accept the assignment and read nothing yet: offsets come from the ledger, outside the callback."""
         if self._eager:
             self._consumer.assign([])
         else:
             self._consumer.incremental_assign([])
 
-    def _let_go(self, partitions: Collection[_TopicPartition]) -> None:
+    def _unassign_revoked(self, partitions: Collection[_TopicPartition]) -> None:
         if self._eager:
             self._consumer.unassign()
         else:
             assigned = self._assigned(_named(partitions))
             self._consumer.incremental_unassign([_TopicPartition(*p) for p in assigned])
 
-    # -- placement ------------------------------------------------------------------------------------
+    # -- assignment ------------------------------------------------------------------------------------
 
     def assign(self, fresh: Mapping[Partition, tuple[int, int | None]], others: Mapping[Partition, int]) -> None:
-        """Read ``fresh`` partitions from (offset, leader epoch) on; ``others`` continue at their cursors.
+        """Read ``fresh`` partitions from (offset, leader epoch) on; ``others`` continue at their read positions.
 
-        Whatever the client had buffered of a fresh partition is thrown away.
+        What the client had buffered of a fresh partition is thrown away.
         """
-        with self._turn:
+        with self._in_use:
             self._paused.difference_update(fresh)
             tps = [_at(p, offset) for p, (offset, _) in fresh.items()]
             if self._eager:
@@ -114,17 +114,17 @@ class Client:
                     self._seek(_at(p, offset, epoch))
 
     def _assign(self, fresh: list[_TopicPartition], others: Mapping[Partition, int]) -> None:
-        """Make the whole assignment again; what was paused stays so."""
+        """Make the whole assignment again; paused partitions stay paused."""
         self._consumer.assign(fresh + [_at(p, offset) for p, offset in others.items()])
         if paused := [_TopicPartition(*p) for p in others if p in self._paused]:
             self._consumer.pause(paused)
 
     def _seek(self, at: _TopicPartition) -> None:
-        """Seek to where it was just assigned; for some milliseconds the client may still be ending what was before.
+        """Seek to where it was just assigned; repeated for some milliseconds, while the client ends the previous fetch.
 
-        It then answers _STATE; often so, where the partition was being read.
+        It answers _STATE meanwhile, often so where the partition was being read.
         """
-        pause, deadline = threading.Event(), monotonic() + SEEK_PATIENCE
+        pause, deadline = threading.Event(), monotonic() + SEEK_TIMEOUT
         while True:
             try:
                 self._consumer.seek(at)
@@ -137,15 +137,15 @@ class Client:
 
     def unassign(self, partitions: Collection[Partition], others: Mapping[Partition, int]) -> None:
         """Stop reading these partitions and throw their buffers away; the group membership stays."""
-        with self._turn:
+        with self._in_use:
             if self._eager:
                 self._assign([], {p: at for p, at in others.items() if p not in partitions})
             else:
                 self._unassign(partitions)
 
     def _unassign(self, partitions: Collection[Partition]) -> None:
-        if mine := self._assigned(partitions):
-            self._consumer.incremental_unassign([_TopicPartition(*p) for p in mine])
+        if assigned := self._assigned(partitions):
+            self._consumer.incremental_unassign([_TopicPartition(*p) for p in assigned])
 
     def _assigned(self, partitions: Collection[Partition]) -> list[Partition]:
         """Those of these that the client has now."""
@@ -154,27 +154,27 @@ class Client:
 
     def pause(self, partitions: Collection[Partition]) -> None:
         """Read nothing more of these until :meth:`resume`; what the client has buffered of them is thrown away."""
-        with self._turn:
+        with self._in_use:
             self._paused.update(partitions)
             self._consumer.pause([_TopicPartition(*p) for p in partitions])
 
     def resume(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
-        """Read these on from (offset, leader epoch of the record before it)."""
-        with self._turn:
+        """Continue to read these from (offset, leader epoch of the record before it)."""
+        with self._in_use:
             self._paused.difference_update(cursors)
             self._consumer.resume([_TopicPartition(*p) for p in cursors])
             for p, cursor in cursors.items():  # without a seek it may take a second to begin
                 self._seek(_at(p, *cursor))
 
     def continue_reading(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
-        """After a rebalance: read what stays with us on at once, from (offset, leader epoch of the record before it).
+        """After a rebalance: read at once what is still assigned, from (offset, leader epoch of the record before it).
 
-        Where assignments change by differences, the client stops reading all of them around a callback, throws away
-        what it had, and begins again when it next looks, up to a second later. A seek makes it look.
+        Under an incremental protocol the client stops fetching all partitions around a callback, throws its buffers
+        away, and resumes at its next check, up to a second later. A seek makes it check at once.
         """
-        with self._turn:
+        with self._in_use:
             self.rebalanced = False
-            if self._eager:  # all of it is assigned again
+            if self._eager:  # then all of them are assigned again
                 return
             for p in self._assigned(cursors):
                 if p not in self._paused:
@@ -184,7 +184,7 @@ class Client:
 
     def read(self, most: int, wait: float) -> list[Message]:
         """Up to ``most`` messages: waits for the first one, then takes what is there without waiting."""
-        with self._turn:
+        with self._in_use:
             self.contact = monotonic()
             if wait <= 0:
                 return self._consumer.consume(most, 0)
@@ -198,27 +198,27 @@ class Client:
         until = monotonic() + wait
         while True:
             left = until - monotonic()
-            first = self._consumer.poll(max(0.0, min(left, SLICE)))  # a callback would not end it before its time
+            first = self._consumer.poll(max(0.0, min(left, SLICE)))  # a callback does not end a poll early
             if first is not None or left <= SLICE or self.rebalanced:
                 return first
 
     def renew_membership(self) -> bool:
         """Renew the membership without reading or running a callback; False if the consumer is in use."""
-        if not self._turn.acquire(blocking=False):
+        if not self._in_use.acquire(blocking=False):
             return False
         try:
             self._consumer.consume(0, 0)
             self.contact = monotonic()
         finally:
-            self._turn.release()
+            self._in_use.release()
         return True
 
     def close(self, deadline: float = 10.0) -> None:
-        """Leave the group; a client that does not come back within ``deadline`` seconds is left to its thread."""
-        if self._is_closed:  # by a thread that gave the worker's own up
+        """Leave the group. After ``deadline`` seconds the call returns, and closing continues on its own thread."""
+        if self._is_closed:  # by the thread that gave up the worker
             return
         self._is_closed = True
-        if sys.is_finalizing():  # a reader that was left open: no thread would start any more, and start() would wait
+        if sys.is_finalizing():  # no thread can start any more: start() would wait for ever
             return
         closer = threading.Thread(target=self._consumer.close, name="seekpoint-close", daemon=True)
         closer.start()
@@ -238,7 +238,7 @@ def standing(message: Any) -> tuple[int | None, int | None]:
 
 
 class Unreadable(Exception):  # noqa: N818 -- passes on what the client said
-    """The client cannot give a message's headers (a name that is not UTF-8); ``record`` is the rest of it."""
+    """The client cannot read a message's headers (a name is not UTF-8); ``record`` is the message without them."""
 
     def __init__(self, record: RawRecord, cause: BaseException) -> None:
         super().__init__(f"its headers cannot be read: {cause.__cause__ or cause}")
@@ -253,7 +253,7 @@ def raw_record(message: Any) -> RawRecord:
     failure: BaseException | None = None
     headers: Any = None
     try:
-        headers = _HEADERS(message)  # once: asked again after a failure, the client gives a list with a hole in it
+        headers = _HEADERS(message)  # once: after a failure, a second call returns an incomplete list
     except UNREADABLE as error:
         failure = error
     record = _record(message, headers)
@@ -277,7 +277,7 @@ def _record(message: Any, headers: Any) -> RawRecord:
 
 
 def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
-    """The same with what the client could not read beside it."""
+    """A message as a plain value, and the error of its headers if they cannot be read (the record has none then)."""
     try:
         return raw_record(message), None
     except Unreadable as error:
@@ -287,10 +287,10 @@ def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
 def lazy_records(
     messages: list[Message], partition: Partition | None
 ) -> tuple[LazyRecords, list[tuple[RawRecord, Unreadable]]]:
-    """Messages (none of them an error) as records to be made at the first look; and what could not be read of which.
+    """Messages (none of them an error) as lazy records, and those whose headers cannot be read, with the error.
 
-    That is found out now, before any of them is applied. ``partition`` is that of all of them, None where there are
-    several. What the records are made of is taken out now, too: a message that stays costs Python's garbage collector
+    Headers are read now, before any record is applied. ``partition`` is that of all of them, None where there are
+    several. Fields are copied out of the messages now, too: messages that are kept cost Python's garbage collector
     more than all this.
     """
     many: Any = messages
@@ -312,7 +312,7 @@ def lazy_records(
 
 
 def _headers(messages: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
-    """Every message's headers; those at these places the client cannot give, and says why. Each is asked once."""
+    """Every message's headers, and the errors by index where they cannot be read. Each message is asked once."""
     headers: list[Any] = []
     failures: dict[int, BaseException] = {}
     if not messages:

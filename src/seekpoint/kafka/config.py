@@ -1,4 +1,4 @@
-"""The configuration keys that the promise hangs on: forced, or refused where they contradict it."""
+"""Kafka's configuration: keys that exactly once depends on are forced, and refused where they contradict it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWNED: Mapping[str, tuple[Any, str]] = {
 """Keys that are ours: key -> (value, why)."""
 
 DEFAULTS: Mapping[str, Any] = {
-    # librdkafka waits 1000 ms after its queue was full before it fetches again: work stands still meanwhile.
+    # By default librdkafka waits 1000 ms after its queue was full before it fetches again; the worker would be idle.
     "fetch.queue.backoff.ms": 10,
     "isolation.level": "read_committed",
 }
@@ -54,7 +54,7 @@ def _same(given: Any, owned: Any) -> bool:
 
 
 def require_mapping(given: Any) -> None:
-    """Raise ConfigError for a Kafka configuration that is no dict: the brokers' addresses alone, most often."""
+    """Raise ConfigError for a Kafka configuration that is no dict; most often it is only the brokers' addresses."""
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"kafka= takes a dict, e.g. {{'bootstrap.servers': 'localhost:9092'}}, got {type(given).__name__}"
@@ -62,9 +62,9 @@ def require_mapping(given: Any) -> None:
 
 
 def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
-    """The configuration for a ``confluent_kafka.Consumer`` whose positions live in the ledger.
+    """The configuration for a ``confluent_kafka.Consumer`` whose positions are in the ledger.
 
-    Takes librdkafka's own keys. Forces those that the promise hangs on, and raises ConfigError, naming the
+    Takes librdkafka's own keys. Forces those that exactly once depends on, and raises ConfigError, naming the
     reason, where ``config`` says otherwise; gives ``fetch.queue.backoff.ms``, ``isolation.level`` and ``client.id``
     better defaults.
     """
@@ -91,9 +91,9 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
 
 
 def is_eager(config: Mapping[str, Any]) -> bool:
-    """Whether the group revokes everything at each rebalance: then assignments are made whole, else by differences.
+    """Whether each rebalance revokes all partitions (eager protocol); else assignments change incrementally.
 
-    The client does not tell, and refuses the calls of the other kind.
+    The client does not say which, and refuses the other protocol's calls.
     """
     if str(config.get("group.protocol", "classic")).lower() == "consumer":
         return False
@@ -103,14 +103,14 @@ def is_eager(config: Mapping[str, Any]) -> bool:
 def admin_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a consumer's configuration that an admin client understands.
 
-    It logs only what is critical: brokers that are away are reported once, by the consumer.
+    It logs only what is critical: unreachable brokers are reported once, by the consumer.
     """
     kept = {key: value for key, value in config.items() if key.startswith(_ADMIN_PREFIXES)}
     return {"log_level": 2, **kept}
 
 
 class Sparing(logging.Filter):
-    """One line of each kind in ten seconds, with the number of those left out: an outage says the same for hours."""
+    """One line of each kind in ten seconds, with the number of those left out: an outage repeats them for hours."""
 
     PAUSE = 10.0  # seconds
 
@@ -136,7 +136,7 @@ _SPARING = Sparing()
 
 
 def make_consumer(config: Mapping[str, Any], **callbacks: Any) -> Consumer:
-    """A consumer; a key or value that librdkafka does not know is a ConfigError in its own words.
+    """A consumer. Raises ConfigError, with librdkafka's message, for a key or value that it does not know.
 
     librdkafka's log lines go to the logger ``seekpoint.kafka.client``, a few of each kind (:class:`Sparing`), unless
     the configuration has a ``logger``.
@@ -161,7 +161,7 @@ _FILES = tuple(f"ssl.{of}.location" for of in ("ca", "certificate", "key", "keys
 
 
 def _refused(config: Mapping[str, Any], error: Exception) -> ConfigError:
-    """The client's own words; it names no file, so those that cannot be read are added."""
+    """ConfigError with the client's message and the files that cannot be read, which the client does not name."""
     said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
     named = {key: str(config[key]) for key in _FILES if config.get(key) and config[key] != "probe"}
     lost = [f"{key}: {path} {why}" for key, path in named.items() if (why := _unreadable(Path(path)))]

@@ -1,7 +1,7 @@
-"""Who the topics and the cluster are: their ids, asked for each time, never remembered (I4).
+"""Ids of the topics and of the cluster, asked for each time and never cached (I4).
 
-A topic that was deleted and created again is read on at the old offset without an error in any protocol; only
-its id tells. An id never comes back, so asking between the last read and COMMIT shows that everything in the
+A topic that was deleted and created again is read at the old offset without an error under every protocol; only
+its id differs. An id is never used twice, so asking between the last read and COMMIT proves that everything in the
 batch was read under that id.
 """
 
@@ -32,12 +32,12 @@ _NO_RIGHT = {
 CHECK_KAFKA = "check that the brokers run, bootstrap.servers and the security settings"
 
 
-class Refused(KafkaUnavailable):
-    """The brokers have answered, and refuse this client: waiting alone does not help."""
+class KafkaRefused(KafkaUnavailable):
+    """The brokers have answered, and refuse this client: waiting does not help."""
 
 
 class Answer:
-    """A question on its way: the ids of topics. ``result()`` waits for it."""
+    """A request for the ids of topics that was sent; ``result()`` waits for the answer."""
 
     def __init__(self, futures: Mapping[str, Future[Any]], timeout: float) -> None:
         self._futures, self._timeout = futures, timeout
@@ -59,26 +59,26 @@ class Answer:
 
 
 class _Reason:
-    """The client's last reason: refused, not resolved, no handshake ...
+    """The last error that the client reported: refused, not resolved, no handshake ...
 
-    It refers to no client: one that its own callback refers to would be left to the garbage collector, which may
-    run on the client's own thread, and a client that is ended from there takes the process with it.
+    It has no reference to the client. With one, a cycle would leave the client to the garbage collector, which may run
+    on the client's own thread, and a client that is ended there ends the process.
     """
 
     def __init__(self) -> None:
         self.text, self.is_refusal = "", False
 
     def note(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its name; and it says less than the others
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its name; the other errors say more
             return
         self.text = error.str()
-        # A token that could not be fetched is reported under the same code: who issues it may be away.
+        # A token that could not be fetched has the same code: its issuer may be unreachable.
         refuses = error.code() == KafkaError._AUTHENTICATION and "acquire" not in self.text.lower()  # noqa: SLF001
         self.is_refusal = refuses or "certificate verify failed" in self.text
 
 
 class Identity:
-    """Asks the brokers who they and their topics are. Its client has a thread of its own, and ends with this object."""
+    """Asks the brokers for ids of topics and cluster. Its client has a thread of its own, and ends with this object."""
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._why = _Reason()
@@ -100,9 +100,9 @@ class Identity:
             # answers that it knows no brokers.
             described = _in_background(self.admin.list_topics, timeout=self.timeout).result(self.timeout + 1)
         except (KafkaException, TimeoutError) as error:
-            self.admin.poll(0)  # hands over what the client had to say meanwhile
+            self.admin.poll(0)  # calls error_cb with what the client has reported meanwhile
             why = self._why.text or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
-            kind = Refused if self._why.is_refusal else KafkaUnavailable
+            kind = KafkaRefused if self._why.is_refusal else KafkaUnavailable
             raise kind(f"no broker answered at {self._servers} within {self.timeout:g} s: {why}") from error
         self.admin.poll(0)
         return str(described.cluster_id)
@@ -117,14 +117,14 @@ class Identity:
         return counts
 
     def known(self, topics: Collection[str]) -> dict[str, int]:
-        """The same of those topics that the broker asked knows. Raises KafkaUnavailable."""
+        """How many partitions each topic has, without those that the broker does not know. Raises KafkaUnavailable."""
         futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
         described = {topic: _described(topic, future, self.timeout + 1) for topic, future in futures.items()}
         return {topic: len(found.partitions) for topic, found in described.items() if found is not None}
 
 
 def _in_background(call: Callable[..., T], **arguments: Any) -> Future[T]:
-    """Call it on a thread of its own: signals are served meanwhile, which a call into the client keeps waiting."""
+    """Call it on a thread of its own: a call into the client would delay signals until it returns."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -144,7 +144,7 @@ def _described(topic: str, future: Future[Any], timeout: float) -> Any | None:
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
-        kind = Refused if error.args[0].code() in _NO_RIGHT else KafkaUnavailable
+        kind = KafkaRefused if error.args[0].code() in _NO_RIGHT else KafkaUnavailable
         raise kind(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
     except TimeoutError as error:
         raise KafkaUnavailable(f"no answer about topic {topic!r} within {timeout} s") from error

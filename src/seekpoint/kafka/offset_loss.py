@@ -1,4 +1,7 @@
-"""Judging a position that the broker refuses: by the log's ends, never by the client's message text."""
+"""Why a stored position is out of range: retention, truncation or other brokers.
+
+Decided by the ends of the log, never by the text of the client's message.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,13 @@ from seekpoint.records import Partition
 def classify(
     positions: Mapping[Partition, int], watermarks: Watermarks, moves: Mapping[Partition, str]
 ) -> dict[Partition, OffsetLost]:
-    """For each position that the broker refused, why; ``moves`` are those that put it there. Raises
-    KafkaUnavailable.
-    """
+    """Why each position was refused; ``moves`` are resets that put it there. Raises KafkaUnavailable."""
     starts, ends = watermarks.starts(list(positions)), watermarks.ends(list(positions))
     return {p: lost(p, offset, starts[p], ends[p], moves.get(p)) for p, offset in positions.items()}
 
 
 def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | None = None) -> OffsetLost:
-    """The error that says what happened to ``offset`` and what can be decided; ``move`` says who put it there."""
+    """The error with what happened to ``offset`` and the choices; ``move`` says who reset the position to it."""
     call, log = f"Ledger.reset_offset({partition.topic!r}, {partition.number}", f"log=({start.offset}, {end.offset})"
     elsewhere = f"elsewhere: {call}, to=<offset>, log=None, reason=...) moves it without a look at the log"
     stop = "stop: leave it; nothing is read or written until it is decided"
@@ -65,7 +66,7 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | 
 
 
 def unknown(partition: Partition, offset: int) -> TopicUnknown:
-    """The error for a topic that the brokers do not know, however often they are asked."""
+    """The error for a topic that the brokers have not known for some seconds."""
     return TopicUnknown(
         partition,
         offset,

@@ -1,4 +1,4 @@
-"""What the brokers say of a range before, after and beside its records, and the errors that follow from it."""
+"""Checks a range against the brokers (topic id, ends of the log), and raises what explains missing records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from seekpoint.kafka.identity import Answer, Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.records import Partition
 
-ASK = 10.0  # seconds until brokers that do not answer are away
+ASK = 10.0  # seconds to wait for an answer
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001
 
 
 def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a consumer that reads ranges: the live worker's, without its group.
+    """The configuration of a consumer that reads ranges: a worker's, without its group.
 
     Raises ConfigError as ``consumer_config`` does. An end of the log is reported at once (``fetch.wait.max.ms`` 10)
     unless the mapping says otherwise.
@@ -31,12 +31,12 @@ def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in kafka.items()
         if not key.startswith("group.") and key != "partition.assignment.strategy"
     }
-    # librdkafka wants a group's name of everybody. It is never joined; but the client asks who coordinates it.
+    # librdkafka requires a group name. The group is never joined, but the client looks up its coordinator.
     return consumer_config({"fetch.wait.max.ms": 10, **kept}, group="seekpoint-ranges")
 
 
 def require_known(kafka: Mapping[str, Any]) -> None:
-    """Refuse what a consumer of ranges would refuse, before anything is on record; no broker is waited for.
+    """Refuse what a consumer of ranges would refuse, before anything is stored; waits for no broker.
 
     Raises ConfigError, also for a key or a value that librdkafka does not know.
     """
@@ -44,7 +44,7 @@ def require_known(kafka: Mapping[str, Any]) -> None:
 
 
 class RangeChecks:
-    """Asks whose topic it is, and where its log begins and ends, as a worker of the same mapping would see it."""
+    """Asks for a topic's id and the ends of its log, as a worker with the same ``kafka`` mapping sees them."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self.config = bounded_config(kafka)
@@ -53,7 +53,7 @@ class RangeChecks:
         self._written = Watermarks(self._identity, committed=False)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Let brokers that do not answer be away after so long, or sooner."""
+        """Wait at most so long for each answer."""
         self._identity.timeout = min(ASK, seconds)
 
     def ask(self, topics: Collection[str]) -> Answer:
@@ -84,7 +84,7 @@ class RangeChecks:
         )
 
     def raise_for(self, error: KafkaError, partition: Partition, topic_id: UUID, position: int, end: int) -> None:
-        """Raise what an error in the place of a record means; errors that the client gets over are no end."""
+        """Raise what an error in place of a record means; errors that the client recovers from are ignored."""
         raise_if_fatal(error)
         if error.code() == OUT_OF_RANGE or error.code() in _GONE:
             self._refused(partition, topic_id, position, end)
@@ -120,7 +120,7 @@ class RangeChecks:
         return None
 
     def stuck(self, partition: Partition, topic_id: UUID, position: int, end: int) -> SeekpointError:
-        """Why nothing comes of ``[position, end)``. Raises TopicRecreated and KafkaUnavailable where it is that."""
+        """Why nothing of ``[position, end)`` arrives, as an error. Raises TopicRecreated and KafkaUnavailable."""
         self.check(self.ask([partition.topic]), partition, topic_id, position)
         if lost := self._lost(partition, position, end):
             return lost

@@ -1,4 +1,4 @@
-"""Ranges before they are read: whether the log holds them, and how they are shared out among tasks."""
+"""Planning ranges: check that the log has them, and divide them among tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_TASKS = 1_000  # a schedule, and what is staged by each of them, stays smal
 
 
 def check(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
-    """Ask the brokers whether all of these can be read, before anything is begun; empty ranges always can.
+    """Ask the brokers whether all of these can be read, before the first is; empty ranges always can.
 
     Raises RangeLost (the log begins later), RangeStuck (it cannot be read as far as that), TopicRecreated,
     KafkaUnavailable.
@@ -23,12 +23,12 @@ def check(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
     asked = [range_ for range_ in ranges if range_.start < range_.end]
     if not asked:
         return
-    outlook = RangeChecks(kafka)
-    answer = outlook.ask({range_.partition.topic for range_ in asked})
+    checks = RangeChecks(kafka)
+    answer = checks.ask({range_.partition.topic for range_ in asked})
     for range_ in asked:
-        outlook.check(answer, range_.partition, range_.topic_id, range_.start)
+        checks.check(answer, range_.partition, range_.topic_id, range_.start)
     partitions = sorted({range_.partition for range_ in asked})
-    starts, ends = outlook.readable.starts(partitions), outlook.readable.ends(partitions)
+    starts, ends = checks.readable.starts(partitions), checks.readable.ends(partitions)
     for range_ in asked:
         at, start, end = range_.partition, starts[range_.partition].offset, ends[range_.partition].offset
         if start > range_.start:
@@ -43,13 +43,13 @@ def check(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
                 at,
                 range_.start,
                 range_.end,
-                f"what can be read now ends at {end}. Take that as the end; it is behind an open transaction, or the "
-                "log was truncated, or the end is of other brokers",
+                f"what can be read now ends at {end}. Take that as the end: the requested one is after an open "
+                "transaction, or the log was truncated, or the end is of other brokers",
             )
 
 
 def split(ranges: Collection[Range], *, smallest: int = SMALLEST, most: int = MOST_TASKS) -> list[list[Range]]:
-    """The ranges, cut and packed into tasks of about ``smallest`` offsets, or more where ``most`` would not do.
+    """The ranges, divided into tasks of about ``smallest`` offsets, larger if there would be more than ``most`` tasks.
 
     No offset is left out, and none is in two tasks; a task's ranges are of partitions in their order.
     """

@@ -1,9 +1,9 @@
-"""Reading a log from one offset to another, and not further: what batch jobs stand on.
+"""Reading bounded ranges of a log, from one offset to another, as jobs do.
 
-No group is joined, nothing is committed, and neither end is a guess: both are numbers from the ledger. A range ends at
-a record or an end of the log at or past ``end``, never by a count, so holes left by compaction, aborted transactions
-and control records are no riddle. What was read belongs to the topic of that id only if the iteration came to its end:
-a topic that was deleted and created again is read on without an error, and only its id shows it (see ``identity``).
+No group is joined, nothing is committed, and both ends are numbers from the ledger. A range ends at a record or an end
+of the log at or past ``end``, never by a count, so gaps left by compaction, aborted transactions and control records
+do no harm. What was read belongs to the topic of that id only once the iteration has ended without an error: a
+recreated topic is read without an error, and only its id shows it (see ``identity``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.records import Partition, RawRecord
 
 CHUNK = 500  # records at a time: more is slower
-IDLE = 30.0  # seconds without a word of the brokers until a range is given up
-AT_END = 3.0  # the same once they said that the log ends before the range does: it may be their old news
+IDLE = 30.0  # seconds without an answer of the brokers until a range is given up
+AT_END = 3.0  # seconds after they said that the log ends before the range does, which may be outdated
 KEPT = 10_000  # records past the end that a Follower holds for later, per partition
 
 
@@ -48,7 +48,7 @@ class Range:
         return self.end - self.start
 
     def cut(self, width: int) -> Iterator[Range]:
-        """The same offsets in ranges of this width, the last of them perhaps narrower; none where it is empty."""
+        """Divide it into ranges of this width, the last of them perhaps narrower; none where it is empty."""
         for start in range(self.start, self.end, width):
             yield replace(self, start=start, end=min(start + width, self.end))
 
@@ -58,9 +58,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some records in the order of their partitions' offsets; ``unreadable`` are those whose headers are not.
+    """Some records in the order of their partitions' offsets; ``unreadable`` are those whose headers cannot be read.
 
-    Decode the latter as a worker does: they are records, and poison.
+    A worker treats the latter as poison records; so should the caller.
     """
 
     records: Sequence[RawRecord]
@@ -76,83 +76,83 @@ class Piece:
 def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, idle: float = IDLE) -> Iterator[Piece]:
     """Every record of the range that a live worker of the same ``kafka`` mapping would see, in pieces.
 
-    **What was handed out counts only once the iteration ended without an error**: the topic's id is looked at before
-    the first record and after the last. An empty range opens no connection. ``idle`` is how many seconds the brokers
+    **Records count only once the iteration has ended without an error**: the topic's id is checked before the first
+    record and after the last. An empty range opens no connection. ``idle`` is how many seconds the brokers
     may say nothing; where they say that the log ends before the range does, it is given up after 3 s at the latest.
 
-    Raises RangeLost (retention or a truncation took it, or the topic is gone), RangeStuck (an open transaction stands
-    in it, or nothing comes), TopicRecreated, KafkaUnavailable, ConfigError, and the client's own KafkaException.
+    Raises RangeLost (removed by retention or a truncation, or the topic was deleted), RangeStuck (an open transaction
+    is in it, or nothing arrives), TopicRecreated, KafkaUnavailable, ConfigError, and the client's own KafkaException.
     """
     if range_.start >= range_.end:
         return
-    outlook = RangeChecks(kafka)
-    asked = outlook.ask([range_.partition.topic])
-    client = _client(outlook, {range_.partition: range_.start})
+    checks = RangeChecks(kafka)
+    asked = checks.ask([range_.partition.topic])
+    client = _client(checks, {range_.partition: range_.start})
     try:
-        outlook.check(asked, range_.partition, range_.topic_id, range_.start)
-        yield from _read(client, outlook, range_, max(chunk, 1), _Patience(idle))
-        outlook.check(outlook.ask([range_.partition.topic]), range_.partition, range_.topic_id, range_.end)
+        checks.check(asked, range_.partition, range_.topic_id, range_.start)
+        yield from _read(client, checks, range_, max(chunk, 1), _IdleLimit(idle))
+        checks.check(checks.ask([range_.partition.topic]), range_.partition, range_.topic_id, range_.end)
     finally:
         client.close()
 
 
-def _read(client: Client, outlook: RangeChecks, range_: Range, chunk: int, patience: _Patience) -> Iterator[Piece]:
+def _read(client: Client, checks: RangeChecks, range_: Range, chunk: int, limit: _IdleLimit) -> Iterator[Piece]:
     position, end = range_.start, range_.end
     while position < end:
         taken: list[Message] = []
-        messages = client.read(min(chunk, end - position), patience.wait())
+        messages = client.read(min(chunk, end - position), limit.wait())
         if messages and not any(map(Message.error, messages)) and _offset(messages[-1]) < end:
             yield _piece(messages, range_.partition)  # nearly always
             position = _offset(messages[-1]) + 1
-            patience.renew()
+            limit.renew()
             continue
         for message in messages:
             if (error := message.error()) is None:
-                patience.renew()
+                limit.renew()
                 position = _offset(message) + 1
-                if position > end:  # a hole across the end: this record is behind it
+                if position > end:  # a gap spans the end: this record is after it
                     break
                 taken.append(message)
             elif error.code() == END_OF_PARTITION:
-                patience.shorten()
-                position = max(position, _offset(message))  # at the end of it: what is left has no records
+                limit.shorten()
+                position = max(position, _offset(message))  # no records between here and there
             else:
-                outlook.raise_for(error, range_.partition, range_.topic_id, position, end)
+                checks.raise_for(error, range_.partition, range_.topic_id, position, end)
         if taken:
             yield _piece(taken, range_.partition)
-            patience.renew()  # the caller may have been slow with the piece
-        elif patience.is_over and position < end:
-            raise outlook.stuck(range_.partition, range_.topic_id, position, end)
+            limit.renew()  # the caller may have been slow with the piece
+        elif limit.is_over and position < end:
+            raise checks.stuck(range_.partition, range_.topic_id, position, end)
 
 
 class Follower:
-    """A consumer that stays where it is between two reads, so that a small difference takes it some milliseconds.
+    """A consumer that stays assigned between two reads, so that reading a few new records takes milliseconds.
 
-    ``positions`` are where to begin; ``topic_ids`` whose records these are. It is assigned once, when it is made, and
-    reads ahead. Use it from one thread, and close it (or use ``with``).
+    ``positions`` are where to begin; ``topic_ids`` the ids of the topics. It is assigned once, when it is made, and
+    prefetches. Use it from one thread, and close it (or use ``with``).
     """
 
     def __init__(
         self, kafka: Mapping[str, Any], topic_ids: Mapping[str, UUID], positions: Mapping[Partition, int]
     ) -> None:
-        self._outlook = RangeChecks(kafka)
+        self._checks = RangeChecks(kafka)
         self._ids = dict(topic_ids)
-        self._client = _client(self._outlook, {})
+        self._client = _client(self._checks, {})
         self.reassign(positions)
 
     def reassign(self, positions: Mapping[Partition, int]) -> None:
-        """Read on from here, whatever was read: the stored positions after a transaction that was rolled back."""
-        if strangers := sorted({p.topic for p in positions} - self._ids.keys()):
-            raise ConfigError(f"the ids of the topics {', '.join(strangers)} are missing: name them in topic_ids=")
+        """Continue at these positions, whatever was read: the stored ones, after a transaction that was rolled back."""
+        if unknown := sorted({p.topic for p in positions} - self._ids.keys()):
+            raise ConfigError(f"the ids of the topics {', '.join(unknown)} are missing: name them in topic_ids=")
         self._positions = dict(positions)
-        self._known = dict(positions)  # what comes next of the client: everything before it is handed out, or kept
+        self._known = dict(positions)  # the client's next offset: everything before it is returned or kept
         self._kept: dict[Partition, deque[Message]] = {p: deque() for p in positions}
         self._resting: set[Partition] = set()
         self._client.assign({p: (offset, None) for p, offset in positions.items()}, {})
 
     @property
     def positions(self) -> dict[Partition, int]:
-        """Where the next :meth:`read_to` begins: behind everything that was handed out."""
+        """Where the next :meth:`read_to` begins: after everything that was returned."""
         return dict(self._positions)
 
     def read_to(self, ends: Mapping[Partition, int], *, chunk: int = CHUNK, idle: float = IDLE) -> Iterator[Piece]:
@@ -162,60 +162,60 @@ class Follower:
         with :func:`read_range`, they count once the iteration has ended without an error, and it raises the same.
         After an error, or if you drop the iteration, continue with :meth:`reassign`.
         """
-        if strangers := sorted(ends.keys() - self._positions.keys()):
-            raise ConfigError(f"not followed: {', '.join(map(str, strangers))}; reassign() takes partitions in")
-        self._outlook.wait_at_most(idle)
+        if unknown := sorted(ends.keys() - self._positions.keys()):
+            raise ConfigError(f"not followed: {', '.join(map(str, unknown))}; reassign() takes partitions in")
+        self._checks.wait_at_most(idle)
         self._wake(ends)
-        patience = _Patience(idle)
+        limit = _IdleLimit(idle)
         if kept := self._unkeep(ends):
             yield _piece(kept)
-            patience.renew()
+            limit.renew()
         while behind := [p for p, end in ends.items() if self._known[p] < end]:
-            taken = self._take(self._client.read(max(chunk, 1), patience.wait()), ends, patience)
+            taken = self._take(self._client.read(max(chunk, 1), limit.wait()), ends, limit)
             if taken:
                 yield _piece(taken)
-                patience.renew()
-            elif patience.is_over and (behind := [p for p in behind if self._known[p] < ends[p]]):
+                limit.renew()
+            elif limit.is_over and (behind := [p for p in behind if self._known[p] < ends[p]]):
                 first = behind[0]
-                raise self._outlook.stuck(first, self._ids[first.topic], self._known[first], ends[first])
+                raise self._checks.stuck(first, self._ids[first.topic], self._known[first], ends[first])
         self._positions.update({p: max(end, self._positions[p]) for p, end in ends.items()})
         self.check(ends)
 
     def check(self, partitions: Collection[Partition] | None = None) -> None:
         """Raise TopicRecreated or RangeLost unless the topics are still those of ``topic_ids`` (about 1 ms)."""
         looked_at = sorted(self._positions if partitions is None else partitions)
-        asked = self._outlook.ask({p.topic for p in looked_at})
+        asked = self._checks.ask({p.topic for p in looked_at})
         for partition in looked_at:
-            self._outlook.check(asked, partition, self._ids[partition.topic], self._positions[partition])
+            self._checks.check(asked, partition, self._ids[partition.topic], self._positions[partition])
 
-    def _take(self, messages: Iterable[Message], ends: Mapping[Partition, int], patience: _Patience) -> list[Message]:
-        """Those before the ends; what lies behind them is kept for later."""
+    def _take(self, messages: Iterable[Message], ends: Mapping[Partition, int], limit: _IdleLimit) -> list[Message]:
+        """Those before the ends; those after them are kept for later."""
         taken: list[Message] = []
         for message in messages:
             at = Partition(message.topic() or "", message.partition() or 0)
             if at not in self._known:
-                continue  # of an assignment before
+                continue  # of an earlier assignment
             if (error := message.error()) is None:
                 if (offset := _offset(message)) < self._known[at]:
-                    continue  # it was kept, or handed out, before the client got its new position
+                    continue  # kept or returned before the client got its new position
                 self._known[at] = offset + 1
                 if at in ends and offset < ends[at]:
                     taken.append(message)
                     self._positions[at] = offset + 1
-                    patience.renew()
+                    limit.renew()
                 else:
                     self._kept[at].append(message)
             elif error.code() == END_OF_PARTITION:
                 self._known[at] = max(self._known[at], _offset(message))
                 if self._known[at] < ends.get(at, 0):
-                    patience.shorten()
+                    limit.shorten()
             else:
-                self._outlook.raise_for(error, at, self._ids[at.topic], self._known[at], ends.get(at, self._known[at]))
+                self._checks.raise_for(error, at, self._ids[at.topic], self._known[at], ends.get(at, self._known[at]))
         self._rest()
         return taken
 
     def _rest(self) -> None:
-        """Read no more of those of which much is kept: memory stays bounded while others are far behind."""
+        """Pause partitions of which much is kept: memory stays bounded while others lag."""
         if full := [p for p, kept in self._kept.items() if len(kept) > KEPT and p not in self._resting]:
             self._client.pause(full)
             self._resting.update(full)
@@ -235,7 +235,7 @@ class Follower:
         return taken
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -245,19 +245,19 @@ class Follower:
         self.close()
 
 
-class _Patience:
-    """How long nothing may come: a while in the middle of a log, a short one once it is said to have ended."""
+class _IdleLimit:
+    """How long nothing may arrive: ``idle`` seconds, and less once the brokers say that the log ends here."""
 
     def __init__(self, idle: float) -> None:
         self._idle = idle
         self.renew()
 
     def renew(self) -> None:
-        """Something came."""
+        """A record has arrived."""
         self._until = monotonic() + self._idle
 
     def shorten(self) -> None:
-        """The log is said to end here."""
+        """The brokers say that the log ends here."""
         self._until = min(self._until, monotonic() + AT_END)
 
     def wait(self) -> float:
@@ -270,7 +270,7 @@ class _Patience:
 
 
 def stable_ends(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int]:
-    """Where a range may end at most: behind the last record that a worker of the same mapping can read now.
+    """Where a range may end at most: after the last record that a worker with the same mapping can read now.
 
     That is the last stable offset, unless the mapping says ``read_uncommitted``. Raises KafkaUnavailable.
     """
@@ -284,19 +284,19 @@ def log_starts(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> d
 
 def topic_ids(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, UUID | None]:
     """The id of each topic now; None for one that does not exist. Raises KafkaUnavailable."""
-    outlook = RangeChecks(kafka)  # kept while it is asked: an answer alone would not hold the client
-    return outlook.ask(topics).result() if topics else {}
+    checks = RangeChecks(kafka)  # a variable: the answer alone would not keep the client alive
+    return checks.ask(topics).result() if topics else {}
 
 
-def _client(outlook: RangeChecks, positions: Mapping[Partition, int]) -> Client:
-    client = Client(make_consumer(outlook.config), outlook.config)
+def _client(checks: RangeChecks, positions: Mapping[Partition, int]) -> Client:
+    client = Client(make_consumer(checks.config), checks.config)
     if positions:
         client.assign({p: (offset, None) for p, offset in positions.items()}, {})
     return client
 
 
 def _offset(message: Message) -> int:
-    """What the client's stubs allow to be None, and is none in a record or at the end of a log."""
+    """A message's offset: the stubs allow None, which no record and no end of a log has."""
     offset = message.offset()
     if offset is None:
         raise TypeError(f"a message of {message.topic()}/{message.partition()} has no offset")

@@ -1,4 +1,4 @@
-"""What the brokers do with a topic's old records."""
+"""A topic's configuration, as far as Seekpoint reads it: whether it is compacted."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[a
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.config import make_admin
 
-ASK = 10.0  # seconds until brokers that do not answer are away
+ASK = 10.0  # seconds to wait for an answer
 _REFUSED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
 
 def compacted(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, bool | None]:
-    """Whether each topic is compacted, so that of the records of one key only the newest stays.
+    """Whether each topic is compacted, which keeps only the newest record of each key.
 
     None where we are not allowed to ask (``DescribeConfigs`` on the topic). One that does not exist is not. Raises
     KafkaUnavailable.

@@ -1,4 +1,4 @@
-"""Where logs begin and end, and StartAt resolved to numbers. Ends are the last stable offset: what can be read."""
+"""Log start and end offsets, and StartAt resolved to numbers. Ends are the last stable offset: what can be read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
 class Edge(NamedTuple):
-    """One end of a log: the offset, and the leader epoch there (None where the broker does not say)."""
+    """An end of a log: the offset, and the leader epoch there (None where the broker does not say)."""
 
     offset: int
     leader_epoch: int | None
 
 
 class Watermarks:
-    """Asks where logs begin and end; on the admin client, so that no pending fetch delays the answer."""
+    """Asks for the ends of logs, with the admin client, so that no pending fetch delays the answer."""
 
     def __init__(self, identity: Identity, *, committed: bool = True) -> None:
         self._identity = identity
@@ -36,7 +36,7 @@ class Watermarks:
         return self._ask(dict.fromkeys(partitions, _EARLIEST))
 
     def ends(self, partitions: Collection[Partition]) -> dict[Partition, Edge]:
-        """The offset behind the last record that can be read."""
+        """The offset after the last record that can be read."""
         return self._ask(dict.fromkeys(partitions, _LATEST))
 
     def _ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, Edge]:
@@ -73,9 +73,9 @@ class Watermarks:
             case "time":
                 return self._at_time(partitions, start)
             case "offsets":
-                if strangers := [str(p) for p, _ in start.given if p.topic == topic and p not in partitions]:
+                if unknown := [str(p) for p, _ in start.given if p.topic == topic and p not in partitions]:
                     raise ConfigError(
-                        f"StartAt.offsets names {', '.join(strangers)}, but topic {topic!r} has {len(partitions)} "
+                        f"StartAt.offsets names {', '.join(unknown)}, but topic {topic!r} has {len(partitions)} "
                         "partitions, numbered from 0"
                     )
                 return _named(partitions, dict(start.given), "StartAt.offsets names no offset for")
@@ -86,11 +86,11 @@ class Watermarks:
         if start.at is None:
             raise ConfigError("StartAt.time needs a time")
         found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(round(start.at.timestamp() * 1000))))
-        late = [p for p, edge in found.items() if edge.offset < 0]  # no record that late: behind the last one
+        late = [p for p, edge in found.items() if edge.offset < 0]  # no record is that late: start at the end
         return _offsets(found) | _offsets(self.ends(late))
 
     def _committed(self, partitions: Collection[Partition], group: str) -> dict[Partition, int]:
-        """The one-time import (I6)."""
+        """Kafka's committed offsets of the group, imported once (I6)."""
         asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.number) for p in partitions])]
         try:
             answer = self._identity.admin.list_consumer_group_offsets(asked)[group].result(self._identity.timeout + 1)

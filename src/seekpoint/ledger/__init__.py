@@ -1,9 +1,10 @@
-"""The ledger: where each partition of a group stands, and who may move it. The one place that writes offsets.
+"""The ledger: the tables with each partition's position and claim, and the only code that writes them.
 
-The protocol in three sentences. A *claim* draws a new token for a partition and answers its committed
-position, waiting for any transaction in flight. *Hold*, the first statement of every transaction, locks the
-rows where token and position are exactly what the reader believes; *advance*, the last, moves them under the
-same condition. A process that moves a position without owning it draws a new token, and so fences the owner.
+The protocol in four sentences. A *claim* draws a new token for a partition and returns its committed position, after
+any transaction in flight has ended. *Hold*, the first statement of a worker's transaction, locks the rows whose token
+and position are the expected ones. *Advance* moves the positions after the same comparison; after it a worker only
+records attempts, in the same transaction. A process that resets a position without owning the partition draws a new
+token, which fences the owner.
 """
 
 from seekpoint.ledger.admin_actions import LastReset

@@ -1,4 +1,4 @@
-"""Resets and pauses by processes that do not own the partition: recorded, and the owner is fenced (I5)."""
+"""Resets, pauses and other actions of operators: each is recorded, and fences the owner (I5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seekpoint.records import Partition, storable
 
 @dataclass(frozen=True, slots=True)
 class LastReset:
-    """A move by hand, as it is on record; ``str()`` names it and its author."""
+    """An operator's last reset of a partition, as stored; ``str()`` is one sentence."""
 
     to: int
     actor: str
@@ -41,7 +41,7 @@ def record_action(
     from_offset: int | None = None,
     to_offset: int | None = None,
 ) -> None:
-    """Write who did what, when and why."""
+    """Insert a row into ``admin_action``: who did what, when and why."""
     tx.insert(
         sql.RECORD_ACTION,
         action=action,
@@ -66,12 +66,12 @@ def reset_offset(
     topic_id: UUID | None = None,
     lost: str | None = None,
 ) -> Position:
-    """Put a partition at ``to``; see :meth:`seekpoint.Ledger.reset_offset`.
+    """Reset a partition's position to ``to``; see :meth:`seekpoint.Ledger.reset_offset`.
 
     Dead letters at or past the new position are superseded: their records will be read again.
 
-    Shares the group row with claims, so that other partitions are claimed while this one's batch is waited for; a
-    pause, or another statement that locks the whole group, still comes before or after it.
+    The group's row is locked FOR SHARE, as by claims, so that other partitions can be claimed while this one's batch is
+    waited for. A pause, which locks it exclusively, comes before or after.
     """
     _require_offset(partition, to, log)
     actor, reason = storable(actor), required("reason", reason)
@@ -83,13 +83,13 @@ def reset_offset(
         )
     if expected is not None and row.next_offset != expected:
         raise Fenced(
-            f"{partition} stands at {row.next_offset}, not at the expected {expected}: look again, then decide"
+            f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read it again, then decide"
         )
     is_recreated = topic_id not in {None, row.topic_id}
     _record_loss(tx, row, _loss(row, to, log, lost, topic_id if is_recreated else None), actor)
     steps = [(row.next_offset, to)]
     if is_recreated and to > 0:
-        # Of the topic that is adopted nothing was read: a wait for a record in front of `to` must end with that reason.
+        # Of the new topic nothing was read: a wait for one of its records before `to` must end with that reason.
         steps = [(row.next_offset, 0), (0, to)]
     for from_offset, to_offset in steps:
         record_action(
@@ -101,7 +101,7 @@ def reset_offset(
         at_partition=partition.number,
         to_offset=to,
         to_topic_id=topic_id or row.topic_id,
-        to_token=uuid4(),  # I5: a worker that reads on under the old token is refused
+        to_token=uuid4(),  # I5: fences a worker that still has the old token
     ).one()
     tx.execute(
         sql.SUPERSEDE,
@@ -115,7 +115,7 @@ def reset_offset(
 
 
 def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:
-    """The last move of a partition by hand, None where there was none."""
+    """The last reset of a partition by an operator, None where there was none."""
     row = tx.execute(sql.LAST_RESET, at_topic=partition.topic, at_partition=partition.number).one_or_none()
     return None if row is None else LastReset(row.to_offset, row.actor, row.reason, row.at)
 
@@ -125,7 +125,7 @@ def _record_loss(tx: GroupConnection, row: Row[Any], loss: _Loss | None, actor: 
         return
     before = last_reset(tx, Partition(row.topic, row.partition))
     if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
-        return  # no worker has read up to there: a move put it there
+        return  # an operator has put it there: no worker has read up to there
     tx.insert(
         sql.RECORD_LOSS,
         topic=row.topic,
@@ -144,7 +144,7 @@ _REWRITTEN = "rewritten"
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A range that is given up, or that the log has lost; ``end`` is None where it is unknown."""
+    """A lost range; ``end`` is None where it is unknown."""
 
     start: int
     end: int | None
@@ -153,11 +153,11 @@ class _Loss:
 
 
 def _loss(row: Row[Any], to: int, log: tuple[int, int] | None, lost: str | None, adopted: UUID | None) -> _Loss | None:
-    """The row of what was not applied, which a move writes (I4)."""
-    at, decision = row.next_offset, f"go on at {to}"
-    if adopted is not None:  # how far the old topic's log went is not known
+    """The lost range that a reset records, if any (I4)."""
+    at, decision = row.next_offset, f"continue at {to}"
+    if adopted is not None:  # the end of the old topic's log is not known
         return _Loss(at, None, lost or "recreated", f"{decision} of topic id {adopted}")
-    if log is not None and log[1] < at:  # these offsets will be given to other records
+    if log is not None and log[1] < at:  # truncated: its offsets will be given to other records
         return _Loss(log[1], at, _REWRITTEN, decision)
     if lost is not None:
         if to <= at:
@@ -193,19 +193,19 @@ def _require_offset(partition: Partition, to: int, log: tuple[int, int] | None) 
 
 
 def is_offset(given: Any) -> TypeGuard[int]:
-    """Whether a value can be an offset."""
+    """Whether a value is a valid offset."""
     return isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= LARGEST_BIGINT
 
 
 def required(name: str, given: Any) -> str:
-    """A text that people will read, as it can be stored. Raises ConfigError where it says nothing."""
+    """A required text, as Postgres can store it. Raises ConfigError where it is blank."""
     if not isinstance(given, str) or not given.strip():
         raise ConfigError(f"{name}= is required: say why, for people who read admin_action later; got {given!r}")
     return storable(given)
 
 
 def set_paused(tx: GroupConnection, paused: bool, *, actor: str, reason: str) -> None:
-    """Pause or resume the group; all its tokens are drawn again, so that running workers notice (I5)."""
+    """Pause or resume the group; draws new tokens, which fences its workers (I5)."""
     actor, reason = storable(actor), required("reason", reason)
     if tx.execute(sql.LOCK_GROUP).one_or_none() is None:
         raise ConfigError(f"there is no group {tx.group!r} in the ledger: check the name, or start a worker once")

@@ -1,4 +1,4 @@
-"""Hold, then advance: the two statements on which the promise hangs (I1, I2, I3)."""
+"""Hold and advance: the two fenced statements of each worker's transaction (I1, I2, I3)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.sql import worker as sql
-from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION
+from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_error, sqlstate
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A claim, and the position the reader began to read from: what hold asks the ledger to confirm."""
+    """A claim and the position that was read from: hold compares both with the ledger's row."""
 
     claim: Claim
     from_offset: int
@@ -27,9 +27,9 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One partition's step in one transaction: from the exact position that was read to the one after it.
+    """What advance does to one partition: from the position that was read to the next one.
 
-    ``leader_epoch`` is the last applied record's; None where the step ends on no applied record.
+    ``leader_epoch`` is the last applied record's; None where no record was applied.
     """
 
     claim: Claim
@@ -41,9 +41,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class SuspectNote:
-    """A range that may hold a record that crashes its process, up to ``end``; None: it is over.
+    """The end of a partition's suspect range; None: there is none any more.
 
-    ``part_end`` is the end of the part that is about to be tried; None: none is.
+    ``part_end`` is the end of the part that is about to be applied; None: none is.
     """
 
     claim: Claim
@@ -53,7 +53,7 @@ class SuspectNote:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one transaction, sent along with hold; times in seconds."""
+    """Settings of one transaction, sent together with hold; times in seconds."""
 
     application_name: str
     synchronous_commit: bool
@@ -63,8 +63,8 @@ class Settings:
 def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) -> str:
     """Lock the rows where claim and position are as expected; the first statement of every transaction.
 
-    Returns the transaction's id, which :func:`advance` compares. Raises Fenced, and then nothing may be
-    written: a zombie is stopped here, before it does any work; a successor's claim waits from here to COMMIT.
+    Returns the transaction's id, which :func:`advance` compares. Raises Fenced, and then nothing may be written. So an
+    owner that was replaced is stopped before it does any work, and the next owner's claim waits from here to COMMIT.
     """
     ordered = sorted(expected, key=lambda e: e.claim.partition)
     parameters: dict[str, Any] = {
@@ -83,11 +83,11 @@ def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) 
 
 
 def advance(tx: GroupConnection, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
-    """Move the offsets; the last statement before COMMIT. Returns the claims as they are after COMMIT.
+    """Move the positions after the same comparison; after it a worker only records attempts, in the same transaction.
 
-    ``transaction`` is what :func:`hold` returned: a literal COMMIT in between is HandlerMisuse, for what it
-    committed cannot be taken back, and to try again would write it twice. Raises Fenced where claim or position
-    are not the expected ones.
+    Returns the claims as they are after COMMIT. ``transaction`` is what :func:`hold` returned. Raises HandlerMisuse
+    where a COMMIT was sent in between: its rows cannot be rolled back, and a second attempt would write them twice.
+    Raises Fenced where claim or position are not the expected ones.
     """
     ordered = sorted(moves, key=lambda m: m.claim.partition)
     rows = [
@@ -109,7 +109,7 @@ def advance(tx: GroupConnection, moves: Iterable[Move], transaction: str | None 
 
 
 def fenced(tx: GroupConnection, statement: Any, parameters: dict[str, Any]) -> Any:
-    """Run a statement that refuses inside SQL; what it refuses is Fenced. ConfigError on a connection in AUTOCOMMIT."""
+    """Run a statement that compares inside SQL. Raises Fenced where it refuses; ConfigError in AUTOCOMMIT."""
     if getattr(tx.connection.connection.driver_connection, "autocommit", False):
         raise ConfigError(
             "the connection is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without "
@@ -118,11 +118,10 @@ def fenced(tx: GroupConnection, statement: Any, parameters: dict[str, Any]) -> A
     try:
         return tx.fetch_one(statement, **parameters)
     except (DBAPIError, psycopg.Error) as error:
-        if tx.is_deferred(error):  # of the handler or a sink, whatever it says
+        if tx.is_deferred(error):  # a handler's or a sink's error, whatever its text is
             raise
-        told = error.orig if isinstance(error, DBAPIError) else error
-        if getattr(told, "sqlstate", None) == INVALID_TEXT_REPRESENTATION and sql.REFUSAL in str(told):
-            message = str(told)
+        message = str(driver_error(error))
+        if sqlstate(error) == INVALID_TEXT_REPRESENTATION and sql.REFUSAL in message:
             if sql.ENDED in message:
                 raise HandlerMisuse(
                     "the transaction was ended between hold and advance, by a COMMIT or ROLLBACK that is not ours: "

@@ -1,4 +1,4 @@
-"""Claiming partitions: who may move them from now on, and from which position (I2, I5, I6)."""
+"""Claims of partitions: a new token and the committed position, or why the claim is refused (I2, I5, I6)."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from seekpoint.ledger.sql import worker as sql
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition
 
-DELAYED = "delay"  # what follows an attempt that is none: on record is when these records are due
-TRANSIENT = "transient"  # what follows attempts that ended with a transient error: the partition stops
+DELAYED = "delay"  # in place of a policy: no attempt; ``offset`` and ``wait`` say when delayed records are due
+TRANSIENT = "transient"  # in place of a policy: attempts ended with a transient error; the partition stops
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How often the record at ``offset`` was tried, and what follows; on record, so that no crash forgets it.
+    """How often the record at ``offset`` was tried, and what follows; stored, so that it survives a crash.
 
-    ``number`` counts from 1; 0 is no attempt: the record is tried together with those after it. ``error`` is one
-    line; None where the process that tried it never came back, and in :meth:`Ledger.record_attempts`, where the attempt
-    is about to begin. ``wait`` is seconds until the next one, by the database's clock, never negative; None where none
-    is due by itself. ``allowed`` and ``then`` say how many attempts it has, and what follows the last one.
-    ``crashes`` of the attempts ended with their process: counted by claims.
+    ``number`` counts from 1; 0 is no attempt: the record is tried together with later ones. ``error`` is one line;
+    None where the process crashed in the attempt, and in :meth:`Ledger.record_attempts`, where the attempt is about to
+    begin. ``wait`` is seconds until the next one, by the database's clock, never negative; None where none is
+    scheduled. ``allowed`` is the number of attempts, ``then`` the failure policy after the last one. ``crashes`` of the
+    attempts ended with their process: counted by claims.
     """
 
     offset: int
@@ -53,12 +53,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to advance one partition, and where it stands. A frozen value: taken over only after COMMIT.
+    """The right to advance one partition, and its position. A frozen value: replaced only after COMMIT.
 
-    ``token`` is the fence; ``epoch`` counts tokens for people; ``next_offset`` is the position to read.
-    ``unreleased`` counts the owners in a row that went without a word and without progress; ``attempt`` is what is on
-    record of a record at or past the position that failed, or did not come back. Records up to ``suspect_end`` may
-    crash their process; one of those up to ``crashed_part_end`` probably did.
+    ``token`` fences; ``epoch`` counts tokens for people; ``next_offset`` is the position. ``unreleased`` counts owners
+    in a row that ended without a release and without progress; ``attempt`` is the stored attempt at a record at or past
+    the position, if any. Records up to ``suspect_end`` may crash their process; one of those up to
+    ``crashed_part_end`` probably did.
     """
 
     partition: Partition
@@ -75,7 +75,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The outcome of a claim: granted, refused for a stated reason, or waiting for another's transaction."""
+    """The outcome of a claim: ``granted``, ``refused``, or ``stalled`` by another owner's transaction.
+
+    ``terminated`` are the pids of backends that were ended because their transaction was too old.
+    """
 
     granted: Mapping[Partition, Claim]
     refused: Mapping[Partition, PartitionStopped]
@@ -85,7 +88,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims: the group, the process, the handler's version, the cluster with its topics' ids, and the tables."""
+    """What a claim is made with: group, process, handler version, cluster id, topic ids, declared tables."""
 
     group: str
     owner: UUID
@@ -100,18 +103,18 @@ class Claimant:
 
 
 StartOffsets = Callable[[str], Mapping[Partition, int]]
-"""The first positions of a topic that the group has not read yet: one for every partition of it."""
+"""Returns the first position of every partition of a topic that the group has not read yet."""
 
 
 def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> None:
-    """Make the group's row, raise its version, and make the first rows of new topics; once for all workers.
+    """Insert the group's row, raise its version, and insert rows of new topics; once for all workers.
 
-    Runs under the group row's own lock, so that two workers that start a new topic at ``latest``
-    resolve it once. ``start`` asks the brokers while the lock is held: it must be bounded in time.
+    Runs under the lock of the group's row, so that two workers that start a new topic at ``latest`` resolve it once.
+    ``start`` asks the brokers while the lock is held: it must be bounded in time.
 
-    Raises StandbyRequired where a reload to the claimant's version is open, instead of raising the version. Whoever
-    puts a run on record holds the group's row as well: either it is seen here, or it sees the version that was raised.
-    Raises DeclarationDiffers where the group writes a topic's records to other tables at the same version.
+    Raises StandbyRequired where a reload to the claimant's version is open, instead of raising the version. A run is
+    opened under the same lock: either this sees the run, or the run sees the raised version. Raises DeclarationDiffers
+    where the group writes a topic's records to other tables at the same version.
     """
     tx.execute(administration.INSERT_GROUP, version=claimant.version)
     group = tx.execute(administration.LOCK_GROUP).one()
@@ -143,7 +146,7 @@ def _declare(tx: GroupConnection, claimant: Claimant) -> None:
 
 
 def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
-    """Whether the group's row, a topic's rows or its tables are missing, or the group's row is behind this process."""
+    """Whether the group's row, a topic's rows or its tables are missing, or the group's version is lower."""
     group = tx.execute(sql.READ_GROUP).one_or_none()
     if group is None or group.cluster_id is None or group.version < claimant.version:
         return True
@@ -153,7 +156,7 @@ def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
 
 
 def open_reloads(tx: GroupConnection) -> list[StandbyRequired]:
-    """The open reloads to versions newer than the group's, as the errors that claims of these versions meet."""
+    """The open reloads to newer versions than the group's, as the errors that claims at these versions raise."""
     return [
         StandbyRequired(tx.group, row.version, run=row.id, state=row.state, driver=row.driver)
         for row in tx.execute(administration.OPEN_RELOADS)
@@ -161,13 +164,13 @@ def open_reloads(tx: GroupConnection) -> list[StandbyRequired]:
 
 
 def unknown_topics(tx: GroupConnection, topics: Collection[str]) -> tuple[str, ...]:
-    """The topics of which the ledger has no row at all."""
+    """The topics of which the ledger has no row."""
     known = tx.execute(sql.KNOWN_TOPICS, named_topic=sorted(topics)).scalars()
     return tuple(sorted(set(topics) - set(known)))
 
 
 def admit(group: Row[Any], claimant: Claimant) -> None:
-    """Raise unless the group's row lets this process in; the error names both sides."""
+    """Raise ClusterChanged, HandlerOutdated or GroupPaused where the group's row refuses the claimant."""
     if group.cluster_id is not None and group.cluster_id != claimant.cluster_id:
         raise ClusterChanged(
             f"group {claimant.group!r} holds offsets of Kafka cluster {group.cluster_id}, these brokers are cluster "
@@ -193,7 +196,7 @@ def admit_version(group: Row[Any], version: int) -> None:
 
 
 def claim(tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition]) -> dict[Partition, Claim]:
-    """Draw new tokens and answer the committed positions; a partition of another topic id is not answered.
+    """Draw new tokens and return the committed positions; a partition of another topic id is left out.
 
     Waits for transactions in flight on these rows, at most the transaction's ``lock_timeout`` (55P03).
     """
@@ -215,7 +218,7 @@ def _granted(row: Any) -> Claim:
 
 
 def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) -> dict[Partition, TopicRecreated]:
-    """Why these were not granted: their rows belong to another topic id."""
+    """The errors of partitions that were left out: their rows belong to another topic id."""
     rows = tx.execute(sql.POSITIONS, **sql.arrays(sql.ASKED, left))
     stops = {}
     for row in rows:
@@ -227,7 +230,7 @@ def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) 
 
 
 def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -> TopicRecreated:
-    """The error for a position that belongs to an earlier incarnation of the topic, with the choices."""
+    """The error for a position that belongs to an earlier topic of the same name, with the choices."""
     call = f"Ledger.reset_offset({partition.topic!r}, {partition.number}"
     return TopicRecreated(
         partition,
@@ -236,19 +239,19 @@ def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -
         f"brokers answer {topic_id}",
         choices=(
             f"restart: {call}, to=0, topic_id={topic_id!r}, log=None, reason=...) reads the new topic from offset 0",
-            f"adopt: {call}, to=<offset>, topic_id={topic_id!r}, log=(<start>, <end>), reason=...) continues there",
+            f"continue: {call}, to=<offset>, topic_id={topic_id!r}, log=(<start>, <end>), reason=...) reads from there",
             "stop: leave it; nothing is read or written until it is decided",
         ),
     )
 
 
 def is_lock_timeout(error: OperationalError) -> bool:
-    """Whether the statement gave up waiting for a row's lock."""
+    """Whether the wait for a row's lock has timed out."""
     return sqlstate(error) == LOCK_NOT_AVAILABLE
 
 
 def end_abandoned(tx: GroupConnection, stalled: Sequence[Partition], older_than: float) -> tuple[int, ...]:
-    """Terminate the sessions of ours whose transaction blocks these rows for more than ``older_than`` seconds.
+    """Terminate workers' sessions whose transaction has blocked these rows for more than ``older_than`` seconds.
 
     Returns their backend pids. Needs no superuser: the sessions belong to the same role.
     """

@@ -1,7 +1,7 @@
-"""Which tables the records of a topic are written to, as declared and as stored: one set per group and topic.
+"""The tables that a topic's records are written to, as declared and as stored: one set per group and topic.
 
-Two pipelines under one group name would divide a topic between their tables. A claim compares what its process declares
-with what the group's row of the topic holds, under the group row's lock; see :mod:`seekpoint.ledger.claim`.
+Two pipelines under one group name would divide a topic between their tables. A claim compares the declared tables with
+the stored ones, under the lock of the group's row; see :mod:`seekpoint.ledger.claim`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Given = Sequence[str] | Mapping[str, Sequence[str]]
 class Declaration:
     """The tables that a process writes records to: ``everywhere`` those of any topic, ``by_topic`` those of one.
 
-    ``accepts`` replaces another set of the same version. ``seen`` is how often a topic's set had been replaced so when
-    this process first asked for it: a later replacement makes the process outdated.
+    ``accepts`` replaces another set of the same version. ``seen`` is how often a topic's set had been replaced when
+    this process first read it: a later replacement makes the process outdated.
     """
 
     everywhere: Tables = ()
@@ -33,7 +33,7 @@ class Declaration:
 
     @classmethod
     def of(cls, given: Given, *, accepts: bool = False) -> Declaration:
-        """As it is given to a ledger. Raises ConfigError for a name alone."""
+        """From the parameter ``tables=``. Raises ConfigError for a single name."""
         if isinstance(given, str):
             raise ConfigError(f"tables= takes several: write tables=[{given!r}]")
         if isinstance(given, Mapping):
@@ -42,11 +42,11 @@ class Declaration:
 
     @property
     def tables(self) -> Tables:
-        """All of them, as they were given."""
+        """All of them, with the names as they were given."""
         return tuple(sorted({*self.everywhere, *(name for names in self.by_topic.values() for name in names)}))
 
     def of_topic(self, topic: str) -> Tables:
-        """The tables that the topic's records go to; none where they are not known."""
+        """The tables that the topic's records are written to; none where they are not known."""
         return self.by_topic.get(topic, self.everywhere)
 
 
@@ -57,7 +57,7 @@ class Comparison:
     topic: str
     declared: Tables
     stored: Tables | None
-    replaced: int  # how often another set took the place of one, at the same version
+    replaced: int  # how often the set was replaced at the same version
 
     @property
     def is_new(self) -> bool:
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def compare(tx: GroupConnection, declaration: Declaration, version: int, topics: Collection[str]) -> list[Comparison]:
-    """The declared tables of each topic beside the stored ones; nothing for topics whose tables are not known."""
+    """The declared and the stored tables of each topic; nothing for topics without declared tables."""
     named = {topic: names for topic in sorted(topics) if (names := declaration.of_topic(topic))}
     if not named:
         return []
@@ -92,7 +92,7 @@ def compare(tx: GroupConnection, declaration: Declaration, version: int, topics:
 
 
 def require(group: str, declaration: Declaration, version: int, compared: Iterable[Comparison]) -> None:
-    """Raise for the first topic whose stored tables are others (I2): DeclarationDiffers, or HandlerOutdated."""
+    """Raise DeclarationDiffers or HandlerOutdated for the first topic whose stored tables differ (I2)."""
     for each in compared:
         if each.differs:
             raise _refusal(group, declaration, version, each)
@@ -101,7 +101,7 @@ def require(group: str, declaration: Declaration, version: int, compared: Iterab
 def store(
     tx: GroupConnection, declaration: Declaration, version: int, compared: Iterable[Comparison]
 ) -> list[Comparison]:
-    """Store what is new, and replace what differs where the process accepts that; under the group row's own lock.
+    """Store new sets, and replace different ones where the process accepts that; under the lock of the group's row.
 
     Returns what was replaced. Raises as :func:`require` does.
     """
@@ -138,6 +138,6 @@ def _refusal(
 def _qualified(tx: GroupConnection, names: Collection[str]) -> dict[str, str]:
     """Each name with its Postgres schema, as this session's search_path finds the table.
 
-    A table that is not there yet is expected where this session would create it.
+    A table that does not exist yet is expected where this session would create it.
     """
     return {row.name: row.qualified for row in tx.execute(sql.QUALIFIED, declared_name=sorted(names))}

@@ -1,4 +1,4 @@
-"""One group's rows, through one connection: what every statement of the ledger runs on."""
+"""A connection that adds the group's name to the ledger's statements."""
 
 from __future__ import annotations
 

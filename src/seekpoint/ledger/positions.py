@@ -1,4 +1,4 @@
-"""Reading positions: under the row's lock where a decision hangs on them, without where they are shown."""
+"""Reads rows of ``partition_offset``: with the row's lock for decisions, without for display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seekpoint.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a partition is stopped: ``kind`` is the error's name, ``choices`` are what can be decided."""
+    """Why a partition is stopped: ``kind`` is the error's name, ``choices`` lists the decisions."""
 
     kind: str
     offset: int
@@ -28,14 +28,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One row of the ledger. ``next_offset`` is the position to read; times are the database's.
+    """One row of the ledger. ``next_offset`` is the position; times are the database's.
 
     ``attempt_offset`` is the record that is being retried, None where there is none; it was tried ``attempts`` of
     ``attempts_allowed`` times, ``attempt_crashes`` of which ended with their process, and ``attempt_running`` says
-    that a process is at it. ``attempt_error`` is what went wrong, ``retry_at`` the time of the next attempt,
-    ``attempt_policy`` what follows the last one. Records up to ``suspect_end`` may crash their process: they are
-    applied in parts, of which the one up to ``suspect_part_end`` is being tried (``suspect_running``), or has seen a
-    crash. ``stop`` is why the partition is stopped, None where it is not.
+    that an attempt is running. ``attempt_error`` is the last error, ``retry_at`` the time of the next attempt,
+    ``attempt_policy`` the failure policy after the last one. Records up to ``suspect_end`` may crash their process:
+    they are applied in parts, of which the one up to ``suspect_part_end`` is being applied (``suspect_running``) or
+    has crashed. ``stop`` is why the partition is stopped, None where it is not.
     """
 
     partition: Partition
@@ -70,7 +70,7 @@ _KEPT = {each.name for each in fields(Position)} - {"partition", "stop"}
 def position(row: Row[Any]) -> Position:
     """A row of ``partition_offset`` as a value."""
     kept = {name: value for name, value in row._asdict().items() if name in _KEPT}
-    if not row.attempts:  # its only attempt was given up and taken back
+    if not row.attempts:  # its only attempt was cancelled, and is not counted
         kept["attempt_offset"] = None
     if row.suspect_end is not None and row.suspect_end <= row.next_offset:
         kept["suspect_end"] = None
@@ -81,7 +81,7 @@ def position(row: Row[Any]) -> Position:
 
 
 def positions_of(tx: GroupConnection, partitions: Iterable[Partition], *, locked: bool) -> dict[Partition, Position]:
-    """The rows of these partitions. ``locked`` waits for transactions in flight: the answer is the settled one."""
+    """The rows of these partitions. ``locked`` waits for transactions in flight."""
     asked = sql.arrays(sql.ASKED, sorted(partitions))
     rows = tx.execute(sql.POSITIONS_LOCKED if locked else sql.POSITIONS, **asked)
     return {at.partition: at for at in map(position, rows)}

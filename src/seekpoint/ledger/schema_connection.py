@@ -1,4 +1,4 @@
-"""A connection whose statements find the ledger's tables in the schema that they are installed in."""
+"""A connection whose statements use the ledger's tables in the installed schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seekpoint.postgres.connection import HandlerConnection
 
 
 class SchemaConnection:
-    """Runs statements on the ledger's tables in ``schema``; the connection's own options stay as they are."""
+    """Runs statements on the ledger's tables in ``schema``; the connection's own options are kept."""
 
     __slots__ = ("_options", "connection", "schema")
 
@@ -25,14 +25,14 @@ class SchemaConnection:
     def execute(
         self, statement: Executable, many: Sequence[Mapping[str, Any]] | None = None, /, **parameters: Any
     ) -> CursorResult[Any]:
-        """Run a statement once, or once for each of ``many``, pipelined: for values that are too large for arrays."""
+        """Run a statement once, or once for each of ``many`` (pipelined): for values that are too large for arrays."""
         given = self._given(parameters) if many is None else [self._given(each) for each in many]
         return self.connection.execute(statement, given, execution_options=self._options)
 
     def fetch_one(self, statement: Executable, **parameters: Any) -> Any:
         """The only row of a statement that is run for every batch.
 
-        On a worker's connection the driver runs it: there, SQLAlchemy's own work would take as long as the server's.
+        On a worker's connection the driver runs it, because SQLAlchemy's own work would take as long as the server's.
         """
         if not isinstance(self.connection, HandlerConnection):
             return self.execute(statement, **parameters).one()
@@ -41,7 +41,7 @@ class SchemaConnection:
         return self.connection.fast_path(text, self._given(given))
 
     def is_deferred(self, error: BaseException) -> bool:
-        """Whether the error is of an earlier statement, whose answer came together with this one's."""
+        """Whether it is a deferred error: of an earlier, pipelined statement."""
         return isinstance(self.connection, HandlerConnection) and self.connection.deferred.error is error
 
     def _given(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,13 +51,13 @@ class SchemaConnection:
 
 @lru_cache
 def _options(schema: str) -> Mapping[str, Any]:
-    # What a handler sets for its own statements on the connection is not meant for the ledger's.
+    # Options that a handler has set on the connection must not apply to the ledger's statements.
     return {**in_schema(schema), "stream_results": False, "yield_per": None}
 
 
 @lru_cache(maxsize=256)
 def _compiled(statement: Any, dialect: Dialect, schema: str) -> str:
-    """The statement as the driver takes it. What never varies is part of its text already."""
+    """The statement's text for the driver. It has no bound parameters but those of the call."""
     compiled = statement.compile(
         dialect=dialect, schema_translate_map={DEFAULT_SCHEMA: schema}, render_schema_translate=True
     )
@@ -66,7 +66,7 @@ def _compiled(statement: Any, dialect: Dialect, schema: str) -> str:
 
 
 def _array(values: Sequence[Any]) -> str:
-    """As Postgres reads an array: for a thousand partitions ten times as fast as the driver's own way."""
+    """An array literal: for a thousand partitions ten times as fast as the driver's own adaptation."""
     return f"{{{','.join(map(_element, values))}}}"
 
 

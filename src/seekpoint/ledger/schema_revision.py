@@ -1,6 +1,6 @@
-"""Which revision the ledger's tables are at, and whether it is the one that this library works with.
+"""Checks the revision of the ledger's tables.
 
-Of :mod:`seekpoint.schema`, the part that a worker needs at its start: without Alembic.
+The part of :mod:`seekpoint.schema` that a worker needs at its start; imports no Alembic.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ STRANGER = (
 
 
 def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
-    """Pass in silence if the ledger's tables are at :data:`HEAD`, the revision this library works with.
+    """Return if the ledger's tables are at :data:`HEAD`, the revision that this library needs.
 
     Raises :class:`SchemaMismatch` when they are missing, older or newer, naming both revisions and the
-    command that fixes it; and where the database's encoding is not UTF8, so cannot hold every error's text.
-    Reads ``<schema>.alembic_version`` and nothing else.
+    command that fixes it; and where the database's encoding is not UTF8, which cannot store every error's text.
+    Reads only ``<schema>.alembic_version``.
     """
     refuse_other_encoding(connection)
     found = current(connection, schema)
@@ -40,7 +40,7 @@ def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
 def current(connection: Connection, schema: str = DEFAULT_SCHEMA) -> str | None:
     """Return the revision of the ledger's tables in this database, or None where there are none.
 
-    Raises :class:`SchemaMismatch` if the version table holds several revisions, so is not the ledger's own.
+    Raises :class:`SchemaMismatch` if the version table has several revisions, so is not the ledger's.
     """
     versions = version_table(schema)
     if not inspect(connection).has_table(versions.name, schema=versions.schema):
@@ -52,7 +52,7 @@ def current(connection: Connection, schema: str = DEFAULT_SCHEMA) -> str | None:
 
 
 def version_table(schema: str) -> Table:
-    """The version table, column for column as Alembic itself would make it."""
+    """The version table, with the columns that Alembic itself would create."""
     return Table(
         VERSION_TABLE,
         MetaData(),
@@ -63,18 +63,18 @@ def version_table(schema: str) -> Table:
 
 
 def refuse_other_encoding(connection: Connection) -> None:
-    """Here, not in the transaction that parks a record: its error, headers and topic may be in any script."""
+    """Raise SchemaMismatch unless the database's encoding is UTF8: a dead letter's error may have any character."""
     encoding = connection.scalar(select(func.current_setting("server_encoding")))
     if encoding != "UTF8":
         raise SchemaMismatch(
-            f"the encoding of this database is {encoding}, and the ledger needs UTF8: parking a record whose error "
-            "has a character outside of it would fail. Create one with CREATE DATABASE ... ENCODING 'UTF8' "
+            f"the encoding of this database is {encoding}, and the ledger needs UTF8: dead-lettering a record whose "
+            "error has a character outside of it would fail. Create one with CREATE DATABASE ... ENCODING 'UTF8' "
             "TEMPLATE template0, and move your tables there (pg_dump, pg_restore)"
         )
 
 
 def difference(schema: str, found: str | None) -> str:
-    """Say how the database differs from this library, and what fixes it."""
+    """The message of a SchemaMismatch: how the database differs from this library, and the fix."""
     command = "seekpoint db upgrade"
     if schema != DEFAULT_SCHEMA:
         command += f" --schema {shlex.quote(schema)}"

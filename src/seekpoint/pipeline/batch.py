@@ -38,7 +38,7 @@ class Batch(Sequence[Record[V_co, K_co]]):
         return f"Batch({len(self)} records: {', '.join(map(str, self.spans))})"
 
     def by_partition(self) -> Mapping[Partition, Sequence[Record[V_co, K_co]]]:
-        """The same records, grouped; each group in the order of its offsets."""
+        """Group the records by a key; each group keeps the order of its offsets."""
         groups: dict[Partition, list[Record[V_co, K_co]]] = {}
         for record in self._records:
             groups.setdefault(Partition(record.topic, record.partition), []).append(record)

@@ -1,4 +1,4 @@
-"""A pipeline: which topics, how their records become values, and what is done with them. A pure declaration.
+"""The declaration ``Pipeline``: topics, codecs, sinks, handler and policies of a group.
 
 No I/O, no engine, no secrets: worker, command line and tests import it by name. Importing this
 module needs neither a database driver nor a Kafka client.
@@ -22,11 +22,12 @@ from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
 from seekpoint.pipeline.sink import CheckedSink, Handler, K, Row, Sink, V, ValueSink
 from seekpoint.records import LazyRecords, RawRecord, Record
 
-ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # all else is a record's: a panic of Rust's, a cancelled task
+# What ends the process. Other BaseExceptions are a record's: a panic in Rust, a cancelled task.
+PROCESS_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 T = TypeVar("T")
 
-# Never given. mypy checks arguments whose type has a callable after the others: it infers V from ``value=``, and then
+# Never passed. mypy checks arguments whose type has a callable after the others: it infers V from ``value=``, and then
 # checks each sink, and each lambda in it, against V.
 _CheckedLast = Callable[[V], Never]
 
@@ -44,7 +45,7 @@ SELECT EXISTS (
 
 
 class _Options(TypedDict, total=False):
-    """Parameters of a pipeline that have nothing to do with the types of keys and values."""
+    """Parameters of a pipeline that do not depend on the types of keys and values."""
 
     writes: Sequence[str]
     version: int
@@ -70,22 +71,23 @@ class Pipeline(Generic[V, K]):
     of ``sinks`` and ``handle`` says what is done; sinks write in their order, then ``handle(tx, batch)`` runs
     with the transaction's SQLAlchemy connection: everything in one transaction with the offset (I1).
     ``writes`` names the tables the handler writes. ``version`` is the handler's version: once a worker of a
-    higher one has claimed, older ones stand down. ``start`` is where a topic begins that the group has not read.
+    higher one has claimed, workers of older ones exit as outdated. ``start`` is the first position of a topic that the
+    group has not read.
 
     A record whose handler raises is tried again as ``retry`` says; one that can never be applied is a poison
-    record. ``on_poison="stop"``: it stops its partition in front of it, the records before it are committed, the
-    other partitions go on; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: it is kept
-    in the ledger's ``dead_letter`` table by the transaction that passes its offset; ``"skip"``: the same, but for
-    its value, which is not kept; past ``dead_letter_limits`` the worker stops. ``keep_key_order=True``: later records
-    of a dead letter's key are kept behind it, in order, until it is replayed or discarded (always so with an ``Upsert``
-    that does not know which row is newer). ``delay``: a record is handled no earlier than its timestamp plus this.
+    record. ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions
+    continue; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: the transaction that passes
+    its offset stores it in the ledger's table ``dead_letter``; ``"skip"``: in the same way, without its value. Past
+    ``dead_letter_limits`` the worker stops. ``keep_key_order=True``: later records of a dead letter's key become dead
+    letters, too, to be replayed in order (always with an ``Upsert`` that cannot decide which row is newer).
+    ``delay``: a record is handled no earlier than its timestamp plus this.
 
-    ``synchronous_commit=False`` is safe here, because rows and offset vanish together in a crash
-    and Kafka still has the records, as long as nobody outside acts on rows that were seen.
+    ``synchronous_commit=False`` is safe here: a crash of Postgres loses rows and offset together, and Kafka still has
+    the records. It is not where other systems act on rows that they have read before that.
 
     ``pipeline_mode``: statements of the handler that write and return no rows are sent without waiting for each answer;
     one that needs an answer (rows, ``rowcount``, a savepoint, COPY) waits for all before it, and so does the end of
-    the handler. An error may come out at a later line than its own; the records are run again then, each statement
+    the handler. An error may be raised at a later line than its own; then the records are applied again, each statement
     awaited, before any is blamed. ``pipeline_mode=False``: every statement is awaited, always.
 
     Raises ConfigError where the declaration contradicts itself.
@@ -184,13 +186,13 @@ class Pipeline(Generic[V, K]):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Every table the pipeline says it writes."""
+        """Every table that the pipeline declares to write."""
         return tuple(sorted({*self.writes, *(table for sink in self.sinks for table in sink.tables)}))
 
     def tables_by_topic(self, translate: Mapping[str | None, str | None] | None = None) -> dict[str, tuple[str, ...]]:
-        """The tables that each topic's records go to, by sinks that take it and by the handler, as far as is declared.
+        """The tables that each topic's records are written to, by sinks that take it and by the handler, as declared.
 
-        ``translate`` is the engine's ``schema_translate_map``, which the handler's statements are under; sinks write
+        ``translate`` is the engine's ``schema_translate_map``, which applies to the handler's statements; sinks write
         the table that they name.
         """
         writes = [_translated(name, translate or {}) for name in self.writes]
@@ -200,7 +202,7 @@ class Pipeline(Generic[V, K]):
         }
 
     def decode(self, raw: RawRecord) -> Record[V, K | None]:
-        """The record with key and value decoded; raises whatever the codecs raise."""
+        """A record with key and value decoded; raises what the codecs raise."""
         return Record(
             raw.topic,
             raw.partition,
@@ -213,7 +215,7 @@ class Pipeline(Generic[V, K]):
         )
 
     def values(self, raw: Sequence[RawRecord]) -> list[V]:
-        """The decoded values of many records; raises whatever the codec of one of them raises."""
+        """The decoded values of many records; raises what a codec raises."""
         if isinstance(raw, LazyRecords) and raw.topic is not None:
             plain, values = self._plain[raw.topic], raw.values
             if plain is not None and all(values):  # no null among them; nor an empty one, which is rare
@@ -222,23 +224,23 @@ class Pipeline(Generic[V, K]):
         return [decoders[one.topic](one) for one in raw]
 
     def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
-        """A row for each record of a chunk, from the values alone; None where each record must be decoded by itself."""
+        """One row per record of a chunk, from the values alone; None where records must be decoded one by one."""
         sink = self.by_value
         if sink is None:
             return None
         try:
             values = self.values(raw)
             return sink.value_rows(values)
-        except (CodecUnavailable, ConfigError, *ENDS):
+        except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
             raise
         except BaseException:  # noqa: BLE001 -- found again, with its record, one by one
             return None
 
     def check_tables(self, tx: Connection) -> None:
-        """Ask whether the sinks' tables take their rows. Raises ConfigError where a table, column or right is missing.
+        """Check that the sinks' tables take their rows. Raises ConfigError where a table, column or right is missing.
 
-        What only the first record shows (the columns of rows that ``row=`` makes) is not known yet. Of the tables in
-        ``writes`` it is asked only whether they exist: the columns and rights that the handler needs are not known.
+        The columns of rows that ``row=`` makes are not known before the first record. Of the tables in ``writes`` only
+        the existence is checked: columns and rights that the handler needs are not known.
         """
         for sink in self.sinks:
             if isinstance(sink, CheckedSink):
@@ -261,7 +263,7 @@ class Pipeline(Generic[V, K]):
         return [getattr(codec, "type", None) for topic, codec in self.codecs.items() if sink.takes(topic)]
 
     def only_by_value(self) -> ValueSink | None:
-        """The sink, where it is the only thing to be done, every record goes there, and keys need no decoding."""
+        """The only sink, where there is no handler, it takes every topic, and keys need no decoding; else None."""
         sink = self.sinks[0] if self.handle is None and len(self.sinks) == 1 else None
         is_bytes = isinstance(self.key, Bytes)  # other keys may be undecodable
         is_all = isinstance(sink, ValueSink) and is_bytes and all(map(sink.takes, self.codecs))
@@ -287,7 +289,7 @@ class Pipeline(Generic[V, K]):
         self._check_failing()
 
     def _check_failing(self) -> None:
-        """What is said about records that fail, and about when records are due."""
+        """The parameters about records that fail, and ``delay``."""
         for name, kind in (("retry", Retry), ("dead_letter_limits", DeadLetterLimits)):
             if not _is(getattr(self, name), kind):
                 raise ConfigError(
@@ -297,13 +299,13 @@ class Pipeline(Generic[V, K]):
             raise ConfigError(f"{self!r}: delay must be a timedelta above 0, got {self.delay!r}")
         if self.keep_key_order and self.on_poison is not OnPoison.DEAD_LETTER:
             raise ConfigError(
-                f"{self!r}: keep_key_order=True keeps records behind a dead letter of their key: it needs "
+                f"{self!r}: keep_key_order=True dead-letters later records of a dead letter's key: it needs "
                 "on_poison='dead_letter'"
             )
 
 
 def shown_handler(handle: Handler) -> str:
-    """What messages call it: ``the handler module.name``."""
+    """The handler's name in messages: ``the handler module.name``."""
     return (
         f"the handler {getattr(handle, '__module__', '?')}.{getattr(handle, '__qualname__', type(handle).__qualname__)}"
     )
@@ -330,11 +332,11 @@ def _check_handler(pipeline: str, handle: object) -> None:
     except TypeError as error:
         raise ConfigError(f"{pipeline}: the handler is called as handle(tx, batch): {error}") from None
     except ValueError:
-        return  # a builtin that does not tell its arguments
+        return  # a builtin whose signature is not known
 
 
 def _is(given: object, kind: type) -> bool:
-    """What the annotations promise is looked at, too: not everybody has a type checker."""
+    """Check a value's type at runtime: type checkers are optional."""
     return isinstance(given, kind)
 
 
@@ -372,5 +374,7 @@ def _codecs(topics: str | Iterable[str] | Mapping[str, Codec], value: Codec | No
         raise ConfigError("a pipeline needs at least one topic")
     for topic in codecs:
         if not _is(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
-            raise ConfigError(f"{topic!r} cannot be a topic: names have 1 to 249 letters, digits, '.', '_' or '-'")
+            raise ConfigError(
+                f"{topic!r} cannot be a topic: names have 1 to 249 characters of a-z, A-Z, 0-9, '.', '_' and '-'"
+            )
     return codecs

@@ -1,4 +1,4 @@
-"""Pure arithmetic and validation: limits, start positions and waits."""
+"""Policies of a pipeline and limits of a worker: start positions, retries, poison records, dead letters."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from seekpoint.records import Partition
 class Limits:
     """How much one transaction may hold, and how long things may take.
 
-    A transaction closes on ``batch_records``, on ``batch_bytes`` of keys and values, after ``batch_age``
-    seconds, or as soon as nothing more is waiting to be read; bytes and age are looked at between chunks, so one
-    chunk may go beyond them. ``claim_wait`` (seconds) bounds the wait for
-    another owner's transaction; one older than ``transaction_age`` (seconds) is abandoned: the server ends it
-    where it can (``transaction_timeout``), and a successor's claim does where it cannot. Within
-    ``transaction_age`` a worker keeps its partitions while a handler runs, however long it takes.
+    A batch is committed at ``batch_records``, at ``batch_bytes`` of keys and values, after ``batch_age`` seconds, or
+    as soon as no more records are ready; bytes and age are checked between chunks, so one chunk may exceed them.
+    ``claim_wait`` (seconds) bounds the wait for another owner's transaction. A transaction older than
+    ``transaction_age`` (seconds) is ended: by the server (``transaction_timeout``, Postgres 17 and later), else by the
+    next owner's claim. Up to that age a worker keeps its partitions while a handler runs.
     ``start_wait`` (seconds) is how long a worker that starts waits for brokers and a database that do not answer; None
     sets no limit. ``kafka_timeout`` (seconds) bounds every question put to brokers. ``idle_check`` (seconds) is how
-    often a quiet worker looks whether its positions were reset, ``lag_check`` (seconds) how often it samples its
-    lag.
+    often an idle worker checks whether its positions were reset, ``lag_check`` (seconds) how often it samples its lag.
     """
 
     batch_records: int = 10_000
@@ -56,7 +54,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """Where reading begins where the ledger has no row yet; resolved to numbers once, and stored.
+    """The first position of partitions that the ledger has no row of; resolved to numbers once, and stored.
 
     Build one with :meth:`earliest`, :meth:`latest`, :meth:`time`, :meth:`offsets` or :meth:`committed`.
     """
@@ -72,7 +70,7 @@ class StartAt:
 
     @classmethod
     def latest(cls) -> StartAt:
-        """Behind the last record; partitions that are added later still start at their offset 0."""
+        """After the last record; partitions that are added later still start at offset 0."""
         return cls("latest")
 
     @classmethod
@@ -96,12 +94,12 @@ class StartAt:
 
     @classmethod
     def committed(cls) -> StartAt:
-        """Where Kafka's own commits of this group stand: a one-time import (I6); all must exist."""
+        """At Kafka's committed offsets of this group, imported once (I6); every partition must have one."""
         return cls("committed")
 
 
 class OnPoison(StrEnum):
-    """What becomes of a record that can never be applied."""
+    """The failure policy: what happens to a poison record."""
 
     STOP = "stop"  # its partition waits in front of it until an operator decides; the others continue
     DEAD_LETTER = "dead_letter"  # it is kept, whole, in the transaction that passes its offset
@@ -112,17 +110,17 @@ class OnPoison(StrEnum):
 class Retry:
     """When a record whose handler raised is tried again, and how often.
 
-    A record is tried ``attempts`` times in all; then it is a poison record. The wait behind the n-th failure is
-    ``wait_initial * multiplier ** (n - 1)`` seconds, at most ``wait_max``; of each wait the share ``jitter`` is
-    drawn at random, so that what failed together does not come back together. Meanwhile its partition waits in
-    front of it, with no transaction open; the other partitions continue. ``on`` names the exceptions that are
+    A record is tried ``attempts`` times in all; then it is a poison record. The wait after the n-th failure is
+    ``wait_initial * multiplier ** (n - 1)`` seconds, at most ``wait_max``; the share ``jitter`` of each wait is
+    random, so that records that failed together are not retried together. Meanwhile its partition waits before it,
+    with no transaction open; other partitions continue. ``on`` names the exceptions that are
     worth another try; others are poison at once, as data errors (a codec's, ``Poison``, a value or constraint
-    that the database refuses) always are. Transient errors of the database (a deadlock, a lost connection) are apart
-    from this: the whole transaction is tried again, without limit, while the claim holds. Only where one record alone
-    raises one while others are applied, that is an attempt; after the last one its partition stops.
+    that the database refuses) always are. Transient errors of the database (a deadlock, a lost connection) do not
+    count: the whole transaction is run again, without limit, while the claim is held. Only where a single record raises
+    one while others are applied, that is an attempt; after the last one its partition stops.
 
-    ``crashes``: a worker that takes over from so many owners who died without any progress tries what they had in hand
-    in small parts, and a record that was tried so often alone without the process coming back is poison.
+    ``crashes``: after so many owners in a row crashed without progress, the next one applies their records in small
+    parts. A record whose single-record attempts crashed the process so many times is poison.
     """
 
     attempts: int = 5
@@ -147,11 +145,11 @@ class Retry:
             raise ConfigError(f"Retry(jitter={self.jitter!r}): is a share of the wait, 1 at most")
 
     def wait(self, failures: int, chance: random.Random) -> float:
-        """Seconds to wait behind the n-th failure (from 1)."""
+        """Seconds to wait after the n-th failure (from 1)."""
         return self.longest(failures) * (1 - self.jitter * chance.random())
 
     def longest(self, failures: int) -> float:
-        """The most that :meth:`wait` answers."""
+        """The longest wait that :meth:`wait` may return."""
         try:
             return min(self.wait_max, self.wait_initial * self.multiplier ** (failures - 1))
         except OverflowError:
@@ -160,10 +158,10 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterLimits:
-    """Past which the worker stops instead of draining a topic into the dead letters; None sets no limit.
+    """When a worker stops, instead of turning a whole topic into dead letters; None sets no limit.
 
-    ``consecutive`` records of one partition without one between them that was applied; or more than the share
-    ``ratio`` of the last ``window`` records that this worker passed. Held records are not counted.
+    ``consecutive`` dead-lettered or skipped records in a row in one partition; or more than the share ``ratio`` of the
+    last ``window`` records that this worker passed. Records that are blocked behind their key are not counted.
     """
 
     consecutive: int | None = 100

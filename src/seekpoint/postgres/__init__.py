@@ -1,1 +1,1 @@
-"""Postgres: engines, the connection lent to handlers, pipelined statements, what an SQLSTATE means."""
+"""Postgres: engines, a worker's session, the connection lent to handlers, pipelined statements, SQLSTATEs."""

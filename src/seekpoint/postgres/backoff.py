@@ -1,4 +1,4 @@
-"""Waits between attempts, and a step that is tried again after an error that may pass."""
+"""Exponential backoff, and retries of a step after transient errors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _chance = random.Random()  # noqa: S311 -- jitter
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double from ``initial`` to ``ceiling`` seconds, each drawn from its upper half.
+    """Waits that double from ``initial`` to ``ceiling`` seconds; each is random between half of it and all of it.
 
-    The jitter keeps workers that failed together from coming back together.
+    The jitter keeps workers that failed together from retrying together.
     """
 
     initial: float = 1.0
@@ -32,7 +32,7 @@ class Backoff:
         return min(self.initial * 2.0 ** min(attempt - 1, 100), self.ceiling) * (0.5 + chance.random() / 2)
 
     def waits(self, chance: random.Random = _chance) -> Iterator[float]:
-        """All of them; endless."""
+        """The waits after the first, second, ... attempt; endless."""
         return (self.wait(attempt, chance) for attempt in count(1))
 
 
@@ -57,7 +57,7 @@ def retried(
     tries: int = TRIES,
     backoff: Backoff = SHORT,
 ) -> T:
-    """What ``step`` returns: tried again where its error may pass. Raises the last error, and every other at once."""
+    """Return what ``step`` returns; repeat it after transient errors. Raises the last of them, and others at once."""
     for attempt in range(1, tries):
         try:
             return step()

@@ -1,4 +1,4 @@
-"""The connection that handlers write with: inside Seekpoint's transaction, which they cannot end."""
+"""The connection that handlers write with, inside a worker's transaction, which they cannot end."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class HandlerConnection(Connection):
     """A SQLAlchemy connection inside Seekpoint's transaction.
 
     Use it like any other; for the ORM, ``Session(tx, join_transaction_mode="create_savepoint")``. Savepoints
-    (``tx.begin_nested()``) are yours. Ending the transaction or the connection is refused: the rows would part from the
-    offset (I1). It raises HandlerMisuse before anything reaches the server, also where it is done with the
-    transaction, the driver's connection or an ORM session.
+    (``tx.begin_nested()``) are yours. Ending the transaction or the connection raises HandlerMisuse before anything
+    reaches the server, because rows and offset would not be committed together (I1); also through the transaction, the
+    driver's connection or an ORM session.
 
     ``deferred`` are the transaction's statements that are not awaited one by one, ``savepoints`` its parts. ``sent`` is
-    what handlers sent in it; None where the driver's cursors are of another class, and nothing is known. ``was_lent``:
-    a handler has had the connection, so it is never given back to the host; ``was_lent_now``: in this transaction.
+    what handlers sent in it; None where the driver's cursors are of another class, so that it is not known.
+    ``was_lent``: a handler has had the connection, so it never returns to the pool; ``was_lent_now``: in this
+    transaction.
     """
 
     deferred: DeferredStatements
@@ -38,7 +39,7 @@ class HandlerConnection(Connection):
     sent: Sent | None
     was_lent_now: bool
     was_lent = _is_lent = False
-    unsurveyed: SessionState | None = None  # is asked for with the transaction's first statement of ours
+    unsurveyed: SessionState | None = None  # to be read with the first statement of the next transaction
     _who = "the handler"
     _options: Any  # the execution options that it had when the transaction began
 
@@ -72,7 +73,7 @@ class HandlerConnection(Connection):
 
     @property
     def connection(self) -> Any:
-        """As in SQLAlchemy, but that a handler cannot give it back to the pool or take it away."""
+        """As in SQLAlchemy, but a handler cannot return it to the pool or detach it."""
         return GuardedProxy(super().connection, self._misuse) if self._is_lent else super().connection
 
     @property
@@ -97,7 +98,7 @@ class HandlerConnection(Connection):
         return execute(*args, **options)
 
     def begins(self, *, pipeline_mode: bool) -> None:
-        """Another transaction: nothing is known of its statements yet."""
+        """Reset what belongs to one transaction, before the next one."""
         driver = self.driver
         self.deferred = DeferredStatements(driver, pipeline_mode=pipeline_mode)
         self.savepoints = PartSavepoints(driver, self._begin_part)
@@ -105,18 +106,16 @@ class HandlerConnection(Connection):
         self._options = self._execution_options
 
     def _begin_part(self) -> None:
-        """In a part each statement is awaited: an error is its own statement's, and decides about a record."""
+        """In a part each statement is awaited, so that an error is the error of the statement that raised it."""
         self.deferred.await_each()
         self._restore_options()
 
     @contextmanager
     def lent(self, who: str = "the handler") -> Iterator[None]:
-        """While a handler has it: a savepoint that it leaves open ends with its call, like one in a ``with`` block.
+        """While a handler has the connection. Savepoints that it leaves open end with its call.
 
-        ``who`` is what messages call the handler.
-
-        Savepoints of ours, around a part of a batch, could not be ended before it. Options of the connection and of the
-        driver's connection are as before when the handler begins, and when it has ended.
+        ``who`` is the handler's name in messages. Options of the connection and of the driver's connection are
+        restored before the handler begins and after it has ended.
         """
         self._who, driver = who, self.driver
         self.deferred.forget()
@@ -136,14 +135,14 @@ class HandlerConnection(Connection):
             self._restore_options()
 
     def _restore_options(self) -> None:
-        """What a handler, or a sink, has set for its own statements is not meant for others'."""
+        """Undo options that a handler or a sink has set for its own statements."""
         if self._options is not None:
             self._execution_options = self._options
 
     def fast_path(self, statement: str, parameters: Mapping[str, Any]) -> Any:
-        """The only row of a statement of ours, from the driver itself; in one round trip with what is outstanding.
+        """The only row of a ledger's statement, run by the driver itself, in one round trip with outstanding ones.
 
-        Where it is the first statement, BEGIN goes with it.
+        BEGIN is sent with it where it is the transaction's first statement.
         """
         if self.deferred.is_open:
             return self.deferred.fetch_one(statement, parameters)
@@ -161,9 +160,9 @@ class HandlerConnection(Connection):
     def check(self) -> None:
         """Raise HandlerMisuse if a handler has ended or broken the transaction.
 
-        Outstanding answers are awaited first, except for those that may wait for our next statement: a transaction that
-        has ended or is broken refuses that one. A deferred error is raised here also where the handler has caught it:
-        it was raised at another statement, and perhaps where an error was expected.
+        Outstanding answers are awaited first, unless they may wait for the ledger's next statement, which fails in a
+        transaction that has ended or is broken. A deferred error is raised here also where the handler has caught it:
+        it may have been raised at another statement, where an error was expected.
         """
         transaction = self.get_transaction()
         driver = None if self.closed else self.connection.driver_connection
@@ -189,8 +188,8 @@ class HandlerConnection(Connection):
             raise self.deferred.error
         if status == TransactionStatus.INERROR:
             raise HandlerMisuse(
-                f"{self._who} caught a database error and went on: the transaction is broken, nothing was written. Let "
-                "the error out, or put the statement that may fail into `with tx.begin_nested():`"
+                f"{self._who} caught a database error and continued: the transaction is broken, nothing was written. "
+                "Let the error out, or put the statement that may fail into `with tx.begin_nested():`"
             )
 
     @property
@@ -199,7 +198,7 @@ class HandlerConnection(Connection):
         return self.was_lent_now and self.sent is not None and self.sent.wrote_nothing
 
     def drop(self) -> None:
-        """Throw the connection away, transaction and all: the next one starts clean."""
+        """Close the connection, which rolls its transaction back; the session opens another one."""
         super().invalidate()
         super().close()
 

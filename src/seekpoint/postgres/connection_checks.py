@@ -1,4 +1,4 @@
-"""What each new connection of an engine is looked at for, before anything is done with it."""
+"""Checks of each new connection of an engine: is there a pooler, can psycopg read texts and times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seekpoint.postgres import pooler
 
 
 def watch(engine: Engine) -> Engine:
-    """Look at each new connection of the engine once: is there a pooler, can its values be read. Returns the engine."""
+    """Check each new connection of the engine once, before its first use. Returns the engine."""
     if not event.contains(engine, "connect", _require_readable):
         event.listen(engine, "connect", _require_readable, insert=True)  # before SQLAlchemy itself reads anything
     if not event.contains(engine, "engine_connect", pooler.found):
@@ -21,7 +21,7 @@ def watch(engine: Engine) -> Engine:
 def _require_readable(driver: object, _record: object) -> None:
     """Raise ConfigError where psycopg could not read texts or times.
 
-    The settings are not changed: the host's own casts would give other texts.
+    The settings are not changed: the application's own casts depend on them.
     """
     if not isinstance(driver, psycopg.Connection):
         return

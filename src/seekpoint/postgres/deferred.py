@@ -1,4 +1,4 @@
-"""The statements of one transaction whose answers may come later: a handler's, or the last rows of a sink."""
+"""Pipelined statements of one transaction: a handler's, or the last rows of a sink."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Last(Enum):
 
 
 class DeferredStatements:
-    """Lets statements of one transaction be sent without waiting for each answer, and awaits the answers.
+    """Sends statements of one transaction without waiting for each answer, and awaits the answers.
 
-    ``pipeline_mode`` allows it for the statements of a handler. ``last`` is what may leave its answers outstanding.
+    ``pipeline_mode`` allows it for the statements of a handler. ``last`` says whose answers may stay outstanding.
     """
 
     def __init__(self, driver: psycopg.Connection[Any], *, pipeline_mode: bool) -> None:

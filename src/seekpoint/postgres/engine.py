@@ -1,4 +1,4 @@
-"""The engine: made from a URL or as it was given, checked that transactions on it can hold rows and offsets."""
+"""SQLAlchemy engines: made from a URL or given, with driver and isolation level checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError
 from seekpoint.errors import ConfigError
 from seekpoint.postgres.connection_checks import watch
 
-# A peer that vanished without a word is noticed within a minute or so; a URL may say otherwise.
+# A dead peer is noticed within a minute or so; the URL may set others.
 _KEEPALIVES: dict[str, Any] = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -55,19 +55,19 @@ def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | 
 
 
 def shown(url: URL) -> str:
-    """The URL as it may be logged: without passwords, in whichever place they stand."""
+    """The URL as it may be logged: without passwords, also in its query."""
     return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
 
 
 def read_url(given: URL | str) -> URL:
-    """The database's URL; raises ConfigError, quoting nothing of it, where a password would be taken for a host."""
+    """The database's URL; raises ConfigError, without quoting it, where a password would be read as the host."""
     try:
         url = make_url(given)
-        # An @ or / of the password ends it: the rest would be looked up as a host, and shown.
+        # An @ or / in a password ends it: the rest would be resolved as a host, and shown.
         ambiguous = "@" in f"{url.host}{url.database}" or (
             isinstance(given, str) and re.split(r"\?\w+=", given)[0].count("@") > 1
         )
-    except (ArgumentError, ValueError):  # their words may quote the whole URL
+    except (ArgumentError, ValueError):  # their messages may quote the whole URL
         ambiguous = True
     if ambiguous:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What keeps a handler from ending the transaction that it writes in (I1), and what is restored after its call."""
+"""Keeps a handler from ending its transaction (I1), and restores the connection's settings after its call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Misuse = Callable[[str], NoReturn]
 
 
 class GuardedProxy:
-    """The pool's proxy of a connection that a handler has: it can neither be given back nor be taken away."""
+    """The pool's proxy of a connection that a handler has: refuses to return it to the pool or to detach it."""
 
     def __init__(self, proxy: PoolProxiedConnection, misuse: Misuse) -> None:
         self._proxy, self._misuse = proxy, misuse
@@ -41,7 +41,7 @@ def ending_refused(driver: Any, misuse: Misuse) -> Iterator[None]:
     """
 
     def close() -> None:
-        if not driver.closed:  # else it is SQLAlchemy that clears away what the server has ended
+        if not driver.closed:  # else SQLAlchemy closes what the server has ended
             misuse("close()")
         type(driver).close(driver)
 
@@ -68,7 +68,7 @@ def savepoints_ended(tx: Connection) -> Iterator[None]:
 
 @contextmanager
 def settings_kept(driver: psycopg.Connection[Any]) -> Iterator[None]:
-    """Restore after the block what is set on the driver's connection."""
+    """Restore the settings of the driver's connection after the block."""
     names = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold", "prepared_max")
     before = {name: getattr(driver, name) for name in names}
     try:

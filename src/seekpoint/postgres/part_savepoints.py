@@ -1,4 +1,4 @@
-"""Parts of a transaction, each kept or undone: the savepoints of the search for a bad record."""
+"""The savepoints of a bisection: parts of a transaction, each kept or undone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psycopg.rows import tuple_row
 
 
 class PartSavepoints:
-    """Divides a transaction into parts, one after the other, with one round trip for each (``begin_nested()`` has two).
+    """Divides a transaction into parts, with one round trip for each (``begin_nested()`` needs two).
 
     ``prepare`` is called before each part. ``is_lent``: a handler may have set another search_path or role, so each
     part that follows sets them as they were before the first.
@@ -27,7 +27,7 @@ class PartSavepoints:
         self._prepare()
         asked = "SELECT current_setting('search_path'), current_setting('role'); SAVEPOINT seekpoint_part"
         path, role = self._driver.cursor(row_factory=tuple_row).execute(asked, prepare=False).fetchone() or ("", "none")
-        # A temporary table of a handler's must not hide a table of its name from the parts that follow.
+        # A handler's temporary table must not hide a table of the same name from later parts.
         shown = path if "pg_temp" in path else ", ".join([*filter(None, [path]), "pg_temp"])
         self._path_and_role = (
             sql.SQL("SELECT set_config('search_path', {}, true), set_config('role', {}, true);")
@@ -38,7 +38,7 @@ class PartSavepoints:
     def keep(self) -> None:
         """Keep what was written since the part began, and begin the next part.
 
-        It finds tables where the first part did, and as the same role, whatever a handler has set for itself.
+        search_path and role are set as before the first part, in case a handler has changed them.
         """
         self._prepare()
         again = self._path_and_role if self.is_lent else ""

@@ -1,9 +1,9 @@
-"""Pipelined statements of a handler: their answers are awaited only when one is asked for.
+"""A handler's statements in libpq pipeline mode: sent without waiting, awaited when an answer is needed.
 
-A statement that writes and returns no rows goes to the server, and the next one follows at once (libpq's pipeline
-mode). Whatever needs an answer (rows, ``rowcount``, a savepoint, COPY, the end of the handler) waits for all of them
-first. So an error may surface at a later statement than its own: then it is *late*, and says nothing about the line
-that raised it. The caller runs such a call again with each statement awaited, and believes only that one.
+A statement that writes and returns no rows is sent, and the next one follows at once. Whatever needs an answer (rows,
+``rowcount``, a savepoint, COPY, the end of the handler) waits for all of them first. So an error may be raised at a
+later statement than its own: a *deferred error*, which says nothing about the line that raised it. The caller runs such
+a call again with each statement awaited, and uses only that result.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from seekpoint.errors import HandlerMisuse
 from seekpoint.postgres.sent_statements import LONG, Sent, Text, read
 
 
-class _Way(Enum):
-    AHEAD = auto()  # it returns no rows: its answer can wait
-    ASKED = auto()  # one statement with rows: it goes behind those that were sent ahead, and all are awaited
-    ALONE = auto()  # anything else: those before it are awaited, then it runs as if nothing had been sent ahead
+class _Mode(Enum):
+    """How a statement is sent."""
+
+    PIPELINED = auto()  # it returns no rows: its answer can wait
+    WITH_ANSWER = auto()  # one statement with rows: sent after the pipelined ones, then all are awaited
+    AWAITED = auto()  # anything else: pipelined ones are awaited first, then it runs outside of pipeline mode
     SAVEPOINT = auto()
     RELEASE = auto()
 
@@ -43,38 +45,40 @@ _RELEASE = re.compile(r"\s*(?:RELEASE|ROLLBACK\s+TO)\b", re.IGNORECASE)
 
 
 @lru_cache(maxsize=1024)
-def _way(text: str) -> _Way:
+def _mode_of(text: str) -> _Mode:
     if _SAVEPOINT.match(text):
-        return _Way.SAVEPOINT
+        return _Mode.SAVEPOINT
     if _RELEASE.match(text):
-        return _Way.RELEASE
+        return _Mode.RELEASE
     if ";" in text:  # perhaps several: pipeline mode takes one at a time
-        return _Way.ALONE
+        return _Mode.AWAITED
     if _WRITES.match(text):
-        return _Way.ASKED if _RETURNS.search(text) else _Way.AHEAD
-    return _Way.ASKED if _ASKS.match(text) else _Way.ALONE
+        return _Mode.WITH_ANSWER if _RETURNS.search(text) else _Mode.PIPELINED
+    return _Mode.WITH_ANSWER if _ASKS.match(text) else _Mode.AWAITED
 
 
 class PipelinedStatements:
     """What was sent on one connection, in one call of a handler; without ``is_pipelined`` each statement is awaited.
 
-    ``handlers`` knows what the statements did. ``deferred_error`` is the first error of the database that surfaced
+    ``handlers`` records what the statements did. ``deferred_error`` is the first error of the database that was raised
     while answers were outstanding, or None.
     """
 
     def __init__(self, driver: psycopg.Connection[Any], sent: Sent | None = None, *, is_pipelined: bool = True) -> None:
         self._driver, self.handlers = driver, sent or Sent()
-        self._mode = ExitStack()
+        self._pipeline = ExitStack()
         self._is_open, self._has_ended = False, not is_pipelined
-        self._depth = 0  # of savepoints: code that may catch an error gets it at its own statement
+        self._depth = (
+            0  # of savepoints: inside one, errors are raised at their own statement, where code may catch them
+        )
         self._lap = 0  # counts how often all answers were awaited
-        self._last: psycopg.Cursor[Any] | None = None  # whose statement was sent last, if it was the cursor's only one
+        self._last: psycopg.Cursor[Any] | None = None  # that sent the last statement, if it was its only one
         self.deferred_error: BaseException | None = None
-        self.is_unasked = False  # SQLAlchemy reads every statement's rowcount, whether or not anybody wants it
+        self.is_unasked = False  # SQLAlchemy itself reads the rowcount: not a request of the handler
 
     @staticmethod
     def suits(driver: object) -> bool:
-        """Whether statements can be sent ahead on this connection; not with cursors of another class."""
+        """Whether statements can be pipelined on this connection; not with cursors of another class."""
         return (
             isinstance(driver, psycopg.Connection)
             and driver.cursor_factory is psycopg.Cursor
@@ -84,9 +88,9 @@ class PipelinedStatements:
 
     @contextmanager
     def on(self, *, defers: bool = False) -> Iterator[Self]:
-        """Until the block is left, cursors of the connection send ahead. An error leaves nothing outstanding.
+        """Within the block the connection's cursors pipeline. After an error nothing is outstanding.
 
-        Without an error, ``defers`` says that answers may be awaited later, with :meth:`fetch_one` or :meth:`catch_up`.
+        Without an error, ``defers`` allows that answers are awaited later, with :meth:`fetch_one` or :meth:`catch_up`.
         """
         driver: Any = self._driver
         before = driver.cursor_factory, driver.server_cursor_factory
@@ -104,11 +108,11 @@ class PipelinedStatements:
         finally:
             self._has_ended = True
             driver.cursor_factory, driver.server_cursor_factory = before
-            del driver.transaction  # what hid the class's
+            del driver.transaction  # the class's own method shows again
 
     @contextmanager
     def _savepoint(self, transaction: Callable[..., Any], *args: Any, **options: Any) -> Iterator[psycopg.Transaction]:
-        """The connection's own ``transaction()``: its errors come out inside."""
+        """The connection's own ``transaction()``; errors are raised inside it."""
         self.catch_up()
         self._depth += 1
         made: psycopg.Transaction | None = None
@@ -126,18 +130,18 @@ class PipelinedStatements:
                 self.handlers.savepoint("RELEASE", name)
 
     def send(self, statement: str, rows: Iterable[Sequence[Any]], check: tuple[str, Sequence[Any]]) -> None:
-        """Send a statement that returns nothing once for each row, then a query; the answers are outstanding then.
+        """Send a statement that returns nothing once for each row, then a query; the answers stay outstanding.
 
-        Never prepared: the parameters' types would stay what they were when the table is altered.
+        Never prepared: a prepared statement keeps its parameters' types when the table is altered.
         """
         for row in rows:
             _Cursor(self, self._driver).execute(statement, row, prepare=False)
         self._last = _plain_cursor(self._driver).execute(*check, prepare=False)
 
     def fetch_one(self, statement: str, parameters: Mapping[str, Any]) -> Any:
-        """The only row of a statement that goes behind what is outstanding, in the same round trip.
+        """The only row of a statement that is sent after the outstanding ones, in the same round trip.
 
-        Raises the first error: where it is this statement's own, ``deferred_error`` stays None.
+        Raises the first error; if it is this statement's own, ``deferred_error`` stays None.
         """
         before, cursor = self._last, _plain_cursor(self._driver)
         try:
@@ -147,18 +151,18 @@ class PipelinedStatements:
             self.catch_up()
         except psycopg.Error as error:
             self.failed(error)
-            if before is not None and before.pgresult is not None:  # all that was outstanding has been taken
+            if before is not None and before.pgresult is not None:  # every outstanding statement has succeeded
                 self.deferred_error = None
             raise
         return cursor.fetchone()
 
-    def ground(self) -> None:
-        """Wait for every answer, and send nothing ahead from now on."""
+    def stop(self) -> None:
+        """Wait for every answer, and await each statement from now on."""
         self._has_ended = True
         self.catch_up()
 
     def read(self, query: Query) -> tuple[str, Text]:
-        """A statement's text and what it says. Raises HandlerMisuse where it may not be sent at all."""
+        """A statement's text and what it shows. Raises HandlerMisuse for PREPARE TRANSACTION."""
         if isinstance(query, bytes):
             text = query.decode(self._driver.info.encoding, "replace")
         elif isinstance(query, sql.Composable):
@@ -167,30 +171,30 @@ class PipelinedStatements:
             text = str(query)
             if not isinstance(query, str):  # a template
                 self.handlers.unknown()
-        told = read(text)
-        if told.prepares_transaction:
+        parsed = read(text)
+        if parsed.prepares_transaction:
             raise HandlerMisuse(
                 "the handler sent PREPARE TRANSACTION on the connection it was lent: rows and offset are committed "
                 "together, by the worker, after the handler returns"
             )
-        self.handlers.statement(told)
-        return text, told
+        self.handlers.statement(parsed)
+        return text, parsed
 
-    def way(self, query: Query, text: str) -> _Way:
-        """What may be done with a statement, here and now."""
+    def mode(self, query: Query, text: str) -> _Mode:
+        """How a statement may be sent now."""
         if self._has_ended or not isinstance(query, str | sql.Composable):
-            return _Way.ALONE
-        way = _way(text) if len(text) <= LONG else _way.__wrapped__(text)
-        if way is _Way.SAVEPOINT:
+            return _Mode.AWAITED
+        mode = _mode_of(text) if len(text) <= LONG else _mode_of.__wrapped__(text)
+        if mode is _Mode.SAVEPOINT:
             self._depth += 1
-        elif way is _Way.RELEASE:
+        elif mode is _Mode.RELEASE:
             self._depth = max(0, self._depth - 1)
-        elif way is _Way.ASKED:
-            return way if self._is_open else _Way.ALONE
-        elif way is _Way.AHEAD and not self._is_open and self._may_open():
-            self._mode.enter_context(self._driver.pipeline())
+        elif mode is _Mode.WITH_ANSWER:
+            return mode if self._is_open else _Mode.AWAITED
+        elif mode is _Mode.PIPELINED and not self._is_open and self._may_open():
+            self._pipeline.enter_context(self._driver.pipeline())
             self._is_open = True
-        return way if way is _Way.AHEAD and self._is_open else _Way.ALONE
+        return mode if mode is _Mode.PIPELINED and self._is_open else _Mode.AWAITED
 
     def _may_open(self) -> bool:
         # A pipeline of the handler's own is left alone.
@@ -211,8 +215,10 @@ class PipelinedStatements:
         return self._is_open and lap == self._lap
 
     def failed(self, error: psycopg.Error) -> None:
-        """This came out when a statement was sent; perhaps it is an earlier one's."""
-        if error.sqlstate is not None or isinstance(error, psycopg.OperationalError):  # else it was never sent
+        """An error was raised when a statement was sent; it may be an earlier one's."""
+        if error.sqlstate is not None or isinstance(
+            error, psycopg.OperationalError
+        ):  # else the statement was never sent
             self._note(error)
             self._abandon()
 
@@ -223,12 +229,12 @@ class PipelinedStatements:
         self._is_open = False
         self._lap += 1
         try:
-            self._mode.close()
+            self._pipeline.close()
         except psycopg.Error as last:
             raise self._note(_first(last)) from None
 
     def _abandon(self) -> None:
-        """The same, where an error is on its way already."""
+        """Wait for every answer while another error is being raised."""
         try:
             self.catch_up()
         except psycopg.Error:
@@ -244,7 +250,7 @@ class PipelinedStatements:
 
 
 def _first(error: psycopg.Error) -> psycopg.Error:
-    """The error that the others followed from: behind one, the server answers to nothing that was sent ahead."""
+    """The error that caused the others: after one, the server skips the rest of the pipeline."""
     first, at = error, error.__context__
     while at is not None:
         if isinstance(at, psycopg.Error) and isinstance(first, psycopg.errors.PipelineAborted):
@@ -254,12 +260,12 @@ def _first(error: psycopg.Error) -> psycopg.Error:
 
 
 class _Cursor(psycopg.Cursor[Any]):
-    """A psycopg cursor that waits for its answer only when it is asked for it."""
+    """A psycopg cursor that waits for its answer only when it is needed."""
 
-    def __init__(self, ahead: PipelinedStatements, connection: psycopg.Connection[Any], **options: Any) -> None:
+    def __init__(self, statements: PipelinedStatements, connection: psycopg.Connection[Any], **options: Any) -> None:
         super().__init__(connection, **options)
-        self._pipelined = ahead
-        self._lap: int | None = None  # of the statement in hand, where it was sent ahead
+        self._pipelined = statements
+        self._lap: int | None = None  # of its statement, where that was pipelined
         self._text: Text = read("")
 
     @property
@@ -275,8 +281,8 @@ class _Cursor(psycopg.Cursor[Any]):
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool | None = None
     ) -> Self:
         text, self._text = self._pipelined.read(query)
-        way = self._pipelined.way(query, text)
-        if way is _Way.ALONE:
+        mode = self._pipelined.mode(query, text)
+        if mode is _Mode.AWAITED:
             self._pipelined.catch_up()
             super().execute(query, params, prepare=prepare, binary=binary)
             return self
@@ -286,14 +292,14 @@ class _Cursor(psycopg.Cursor[Any]):
             self._pipelined.failed(error)
             raise
         self._lap = self._pipelined.sent(self, only=self._lap is None)
-        if way is _Way.ASKED:
+        if mode is _Mode.WITH_ANSWER:
             self._ask()
         return self
 
     def executemany(self, query: Query, params_seq: Iterable[Params], *, returning: bool = False) -> None:
         text, self._text = self._pipelined.read(query)
-        way = _Way.ALONE if returning else self._pipelined.way(query, text)
-        if way is not _Way.AHEAD:
+        mode = _Mode.AWAITED if returning else self._pipelined.mode(query, text)
+        if mode is not _Mode.PIPELINED:
             self._pipelined.catch_up()
             super().executemany(query, params_seq, returning=returning)
             return
@@ -356,17 +362,17 @@ class _Cursor(psycopg.Cursor[Any]):
 
 
 class _ServerCursor(psycopg.ServerCursor[Any]):
-    """A server-side cursor: where one is read, nothing is sent ahead any more. Pipeline mode has none."""
+    """A server-side cursor, which pipeline mode does not support: it ends the pipelining."""
 
     def __init__(
-        self, ahead: PipelinedStatements, connection: psycopg.Connection[Any], *args: Any, **options: Any
+        self, statements: PipelinedStatements, connection: psycopg.Connection[Any], *args: Any, **options: Any
     ) -> None:
         super().__init__(connection, *args, **options)
-        self._pipelined = ahead
+        self._pipelined = statements
 
     def execute(self, query: Any, *args: Any, **options: Any) -> Self:
         self._pipelined.read(query)
-        self._pipelined.ground()
+        self._pipelined.stop()
         super().execute(query, *args, **options)
         return self
 
@@ -377,7 +383,7 @@ def is_pipelined(cursor: object) -> bool:
 
 
 def _plain_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
-    """Whose rows are tuples, whatever a handler has made the connection's to be."""
+    """A cursor whose rows are tuples, whatever row factory a handler has set."""
     return psycopg.Cursor(driver, row_factory=tuple_row)
 
 
@@ -386,7 +392,7 @@ def begin_with(
 ) -> list[tuple[Any, ...] | None]:
     """Begin a READ COMMITTED transaction with these statements, in one round trip; returns the first row of each.
 
-    psycopg would wait for BEGIN by itself, also in pipeline mode, unless something is on its way already.
+    psycopg would wait for the answer to BEGIN, also in pipeline mode, unless a statement is outstanding.
     """
     with driver.pipeline() as pipeline:
         driver.pgconn.send_query_params(b"BEGIN ISOLATION LEVEL READ COMMITTED", None)

@@ -1,8 +1,8 @@
-"""Poolers in transaction mode: how one is detected, and that nothing is prepared with one in between.
+"""Detects a connection pooler, and prepares no statements through one.
 
-Such a pooler (PgBouncer, Odyssey, PgCat, Supavisor) gives each transaction a server session that other clients use
-before and after. What a transaction leaves in its session is not there in the next one, and is in the way of others:
-prepared statements above all.
+In transaction mode a pooler (PgBouncer, Odyssey, PgCat, Supavisor) gives each transaction a server session that other
+clients use before and after. What a transaction leaves in its session, such as prepared statements, is missing in the
+next one, and disturbs other clients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEY = "seekpoint_pooler"  # in ``Connection.info``, which lives as long as the 
 
 
 class Pooler(NamedTuple):
-    """The process that was announced when the client connected, and the one that answered a statement."""
+    """The backend pid that was sent at the connect, and the one of the session that ran a statement."""
 
     announced: int
     answering: int
@@ -27,8 +27,8 @@ class Pooler(NamedTuple):
 def found(connection: Connection) -> Pooler | None:
     """The pooler in front of the server, None without one. With one, nothing is prepared on this connection.
 
-    Asked once for each connection of the driver; in a session of its own (``pool_mode = session``) a pooler looks
-    the same, and is treated alike.
+    Asked once for each connection of the driver; a pooler in session mode looks the same, and is
+    treated in the same way.
     """
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection):
@@ -50,7 +50,7 @@ def found(connection: Connection) -> Pooler | None:
 
 
 def _answering(driver: psycopg.Connection[object]) -> int:
-    """The process that answers now; begins no transaction."""
+    """The backend pid of the session that answers now; begins no transaction."""
     idle, autocommit = driver.info.transaction_status == TransactionStatus.IDLE, driver.autocommit
     if idle:
         driver.autocommit = True

@@ -16,7 +16,7 @@ _COUNTED = frozenset({b"INSERT", b"UPDATE", b"DELETE", b"MERGE", b"COPY"})
 _WRITES_NOTHING = frozenset({b"SELECT", b"FETCH", b"MOVE", b"SHOW", b"SET", b"RESET", b"LOCK", b"LISTEN", b"UNLISTEN",
                              b"DECLARE", b"CLOSE", b"PREPARE", b"DEALLOCATE", b"EXPLAIN", b""})  # fmt: skip
 
-# Words that may stand in front of a parenthesis, and call nothing that writes.
+# Words that may be followed by a parenthesis, and call nothing that writes.
 _HARMLESS = re.compile(
     "all|and|any|array|array_agg|as|avg|between|by|case|cast|char|coalesce|count|date_trunc|decimal|distinct|else|except"
     "|exists|extract|filter|from|greatest|group|having|in|intersect|interval|is|join|json_agg|jsonb_agg"
@@ -56,7 +56,7 @@ _SESSION_LOCK = re.compile(r"advisory_lock", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a statement's text says.
+    """What the text of a statement shows.
 
     ``may_write``: rows that its row count does not show (a function that it calls, a WITH that writes). ``settings`` of
     the application's own that it sets for the session; ``sets_any`` where their names are not in the text.
@@ -73,7 +73,7 @@ class Text:
 
 
 def read(text: str) -> Text:
-    """Read a statement's text. What is long has its values in it, and does not come again: it is not kept."""
+    """Parse a statement's text. Long ones contain values and do not recur, so they are not cached."""
     return _read(text) if len(text) <= LONG else _read.__wrapped__(text)
 
 
@@ -95,9 +95,9 @@ def _read(text: str) -> Text:
 
 
 def _settings(plain: str) -> tuple[frozenset[str], bool]:
-    """An application's own settings that the text sets for the session; whether it sets some whose names it lacks.
+    """An application's own settings that the text sets for the session; and whether it sets some that it does not name.
 
-    Where the text does not say that a setting ends with the transaction, it is one of the session's.
+    A setting counts as the session's unless the text says that it ends with the transaction.
     """
     if "set" not in plain.lower():
         return frozenset(), False
@@ -116,7 +116,7 @@ def _settings(plain: str) -> tuple[frozenset[str], bool]:
 
 
 def _ends(text: str, start: int) -> tuple[str, str]:
-    """The first and the last argument of a call, where its parenthesis is open; ``""`` for what cannot be read."""
+    """The first and the last argument of a call, from after its parenthesis; ``""`` for what cannot be parsed."""
     depth, cuts = 1, [start]
     for token in _ARGUMENTS.finditer(text, start):
         match token[0]:
@@ -167,7 +167,7 @@ class Sent:
 
     @property
     def _is_settled(self) -> bool:
-        """What is written outside of all savepoints stays written."""
+        """Whether a row was written outside of all savepoints: then later answers change nothing."""
         return self._levels[0].wrote or self._levels[0].is_unknown
 
     def unknown(self) -> None:

@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.postgres import pooler
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.connection_socket import Wire
-from seekpoint.postgres.session_state import Known, SessionState
+from seekpoint.postgres.connection_socket import ConnectionSocket
+from seekpoint.postgres.session_state import NamedSettings, SessionState
 from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.postgres.transaction_errors import CommitRefused, CommitUnanswered, DeferredFailure
 
@@ -21,13 +21,13 @@ from seekpoint.postgres.transaction_errors import CommitRefused, CommitUnanswere
 class Session:
     """One connection for a worker's transactions, one after another; a new one after any failure.
 
-    ``pipeline_mode``: handlers' statements are sent without waiting for each answer. ``wire`` is what another thread
-    may cut.
+    ``pipeline_mode``: handlers' statements are sent without waiting for each answer. ``wire`` is the socket, which
+    another thread may cut.
 
-    With ``lends`` handlers get it. Then each COMMIT asks what the transaction has left on the session. Where that is
-    not what was there before, the connection is closed and replaced, and ``changed`` says what it was. It never returns
-    to the host's pool. ``hold_first``: each transaction begins with a statement by
-    :meth:`HandlerConnection.fast_path`; the state of the session is asked for in the same round trip.
+    ``lends``: handlers get the connection. Then the state of the session is read together with each COMMIT. Where it
+    differs from the state before, the connection is closed and replaced, and ``changed`` names the differences. It
+    never returns to the application's pool. ``hold_first``: each transaction begins with a statement by
+    :meth:`HandlerConnection.fast_path`; the state of the session is read in the same round trip.
     """
 
     def __init__(
@@ -37,21 +37,20 @@ class Session:
         pipeline_mode: bool = False,
         lends: bool = False,
         hold_first: bool = False,
-        wire: Wire | None = None,
+        wire: ConnectionSocket | None = None,
     ) -> None:
         self._engine, self._pipeline_mode, self._lends, self._hold_first = engine, pipeline_mode, lends, hold_first
-        self.wire = wire or Wire()
+        self.wire = wire or ConnectionSocket()
         self._connection: HandlerConnection | None = None
         self._state: SessionState | None = None
-        self._known = Known()
+        self._known = NamedSettings()
         self.changed: tuple[str, ...] = ()
 
     @contextmanager
     def transaction(self) -> Iterator[HandlerConnection]:
-        """A READ COMMITTED transaction: committed at the end of the block, thrown away on any exception.
+        """A READ COMMITTED transaction: committed at the end of the block, rolled back on any exception.
 
-        Raises DeferredFailure, CommitRefused or CommitUnanswered where the error was met at that point; other errors
-        as they are.
+        Raises DeferredFailure, CommitRefused or CommitUnanswered for errors at these points; other errors as they are.
         """
         self.changed, is_committing = (), False
         try:
@@ -80,7 +79,7 @@ class Session:
         tx.execution_options(isolation_level="READ COMMITTED")
         self.wire.connected(tx.driver)
         if self._lends and pooler.found(tx) is None:  # a pooler gives each transaction another session
-            with tx.begin():  # what the host's own engine events set when a transaction begins is there, too
+            with tx.begin():  # engine events of the application may set something at BEGIN
                 sets = tx.driver.info.transaction_status != TransactionStatus.IDLE
             self._state = SessionState(self._known)
             if self._hold_first and not sets and psycopg.Pipeline.is_supported():
@@ -90,7 +89,7 @@ class Session:
         return tx
 
     def _commit(self, tx: HandlerConnection, transaction: Transaction) -> tuple[str, ...]:
-        """COMMIT; returns what is changed on the session."""
+        """COMMIT; returns the names of what has changed on the session."""
         if self._state is None or not tx.was_lent_now:
             transaction.commit()
             return ()

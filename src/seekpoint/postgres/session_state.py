@@ -1,7 +1,7 @@
-"""What a session keeps when a transaction ends: settings, role, channels, cursors, temporary tables, locks.
+"""Detects what a handler has changed on its session beyond the transaction: settings, role, temporary tables, locks.
 
-A worker's transactions run on one session, one after another. What a handler leaves on it is found by asking the
-server, together with COMMIT, and comparing with what was there before the first handler had it: that is the host's own.
+A worker's transactions share one session. Its state is read in the round trip of COMMIT and compared with the state
+before the first handler had it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from psycopg.rows import tuple_row
 
 from seekpoint.postgres.sent_statements import Sent
 
-MOST_SETTINGS = 500  # of an application's own that are remembered by name
+MOST_SETTINGS = 500  # of an application's own whose names are kept
 
 # The settings that a session can change. Those of an application's own (with a dot) are in no view of the server: their
-# names come from handlers' statements and from the source of functions. Then, whether a function takes advisory locks.
+# names come from handlers' statements and from the source of functions. And whether a function takes advisory locks.
 _NAMES = r"""
 WITH functions AS MATERIALIZED (
     SELECT prosrc FROM pg_proc WHERE pronamespace <> 'pg_catalog'::regnamespace
@@ -60,15 +60,15 @@ _LOCKS = """
 _SURVEY = _NAMES + _ASK.format(names="(SELECT array_agg(name ORDER BY name) FROM names)", locks=_LOCKS)
 
 
-class Known:
-    """What handlers' statements have named so far, on whichever session."""
+class NamedSettings:
+    """Settings that handlers' statements have named so far, on any session, and whether they take advisory locks."""
 
     def __init__(self) -> None:
         self.settings: set[str] = set()
         self.asks_locks = False
 
     def learn(self, sent: Sent) -> tuple[str, ...]:
-        """What these statements may have changed, and was not asked for; it will be asked for from now on."""
+        """What these statements may have changed and the question did not include; later sessions' questions do."""
         new = sorted(sent.settings - self.settings)
         found = [*new, *(["settings"] if sent.sets_any else [])]
         if len(self.settings) < MOST_SETTINGS:
@@ -80,18 +80,18 @@ class Known:
 
 
 class SessionState:
-    """What a session had before a handler was lent it, and whether that is still so when a transaction ends.
+    """The state of a session before a handler had it, compared with the state when a transaction ends.
 
-    The row that answers ``survey`` is given to :meth:`begin`.
+    The first row of ``survey`` is passed to :meth:`begin`.
     """
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: NamedSettings) -> None:
         self.survey = (_SURVEY, {"named": sorted(known.settings)})
         self._asks_locks = known.asks_locks
         self._question: str | None = None
 
     def begin(self, row: tuple[Any, ...]) -> None:
-        """As it is now, it is the host's. The names are part of the question: as a parameter they cost three times."""
+        """Keep this state. The question's text has the names: as a parameter they take three times as long."""
         self._names, self._values, has_lockers, before = row
         self._before: dict[str, Any] = json.loads(before)
         self._asks_locks = self._asks_locks or has_lockers
@@ -100,13 +100,13 @@ class SessionState:
         self._question = f"SELECT row_to_json(asked)::text {asked}"
 
     def ask(self, driver: psycopg.Connection[Any]) -> None:
-        """Put the survey to the server, between two transactions."""
+        """Run the survey, between two transactions."""
         self.begin(_between(driver, *self.survey))
 
     def commit(self, driver: psycopg.Connection[Any]) -> tuple[str, ...]:
-        """COMMIT, and ask in the same round trip; returns what of the session is not as it was (I1).
+        """COMMIT, and read the state in the same round trip; returns what has changed (I1).
 
-        Raises COMMIT's error. Where that has succeeded, and the question has no answer, anything may be another.
+        Raises COMMIT's error. ``("unknown",)`` where COMMIT has succeeded and the question has failed.
         """
         if self._question is None:
             driver.__class__.commit(driver)
@@ -121,7 +121,7 @@ class SessionState:
         return tuple(self._settings(driver, changed) if "settings" in changed else changed)
 
     def _settings(self, driver: psycopg.Connection[Any], changed: list[str]) -> list[str]:
-        """With their names in the place of the word."""
+        """Replace the entry ``settings`` by the names of those that have changed."""
         values = _between(driver, _SETTINGS, {"names": self._names})[0]
         each = zip(self._names, self._values, values, strict=True)
         names = [f"setting {name}" for name, then, after in each if then != after]
@@ -135,10 +135,10 @@ def _between(
     *,
     commit: bool = False,
 ) -> Any:
-    """The only row of a question that is asked outside of transactions; ``commit`` sends COMMIT in front of it.
+    """The only row of a query outside of transactions; ``commit`` sends COMMIT before it.
 
-    None where COMMIT has succeeded, and the question has not. psycopg begins no transaction while something is on its
-    way: that is COMMIT, or a statement of no words.
+    None where COMMIT has succeeded and the query has failed. psycopg sends no BEGIN while a statement is outstanding:
+    COMMIT, or an empty one.
     """
     asking, ending = psycopg.Cursor(driver, row_factory=tuple_row), psycopg.Cursor(driver)
     mode = ExitStack()
@@ -152,7 +152,7 @@ def _between(
         asking.execute(question, parameters)
         mode.close()
     except psycopg.Error:
-        with suppress(psycopg.Error):  # what follows from the first one
+        with suppress(psycopg.Error):  # which follows from the first one
             mode.close()
         if ending.statusmessage != "COMMIT":
             raise

@@ -1,4 +1,4 @@
-"""What an SQLSTATE says about the work: try again, a record's fault, or a mistake in the program."""
+"""Classifies database errors by their SQLSTATE: transient, data error or program error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUERY_CANCELED = "57014"
 
 
 class Fault(Enum):
-    """What a database error says about the work, by its SQLSTATE."""
+    """The three kinds of database errors."""
 
     TRANSIENT = "try again"
     DATA = "a record's fault"
@@ -46,7 +46,7 @@ _TRANSIENT_CODES = frozenset(
 )
 # Transient errors that one record alone may cause, beside class 40.
 _ONE_RECORDS = frozenset({QUERY_CANCELED, LOCK_NOT_AVAILABLE, OBJECT_IN_USE})
-# A transaction was rolled back for what others did at the same time, and for nothing else.
+# A transaction was rolled back only because of concurrent ones.
 _CONFLICTS = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})
 # 22 data exception, 23 integrity constraint violation, 44 WITH CHECK OPTION violation, 54 program limit exceeded
 # (a value too long for an index, JSON nested too deep for the server's stack), P0 raised by a function in PL/pgSQL
@@ -60,10 +60,10 @@ _CHECKS_ROWS = "ExecWithCheckOptions"
 
 
 def fault(sqlstate: str | None) -> Fault:
-    """Classify a database error; one without an SQLSTATE is a lost connection.
+    """Classify an SQLSTATE; None is a lost connection.
 
-    One that Postgres does not define is an application's own, raised by a trigger or a function: data. Within the
-    classes of transient errors it counts as transient: servers newer than the driver's list, and poolers, add to them.
+    A code that Postgres does not define is an application's own, raised by a trigger or a function: a data error. In
+    the classes of transient errors it is transient: newer servers and poolers add codes to them.
     """
     if sqlstate is None or sqlstate[:2] in _TRANSIENT_CLASSES or sqlstate in _TRANSIENT_CODES:
         return Fault.TRANSIENT
@@ -72,18 +72,18 @@ def fault(sqlstate: str | None) -> Fault:
 
 
 def may_be_one_records(sqlstate: str | None) -> bool:
-    """Whether a transient error may be caused by one record: a conflict, a lock that is held, a timeout.
+    """Whether a transient error may be caused by one record: a conflict, a held lock, a timeout.
 
-    Else it is the whole server's, or the connection's: every other record would meet it at that moment.
+    Else it is the server's or the connection's, and every record would fail at that moment.
     """
     return sqlstate is not None and (sqlstate[:2] == "40" or sqlstate in _ONE_RECORDS)
 
 
 def fault_of_error(error: Error) -> Fault:
-    """Classify an error of the driver. A row that a policy of row security refuses is data.
+    """Classify an error of the driver. A row that a row security policy refuses is a data error.
 
-    It has the SQLSTATE of a missing privilege, and a message in the server's language; but rows are checked by a
-    function of their own, which the server names, and privileges before any row is looked at.
+    It has the SQLSTATE of a missing privilege, and a message in the server's language; but the server names the
+    function that raised it, which checks rows. Privileges are checked elsewhere.
     """
     code = error.diag.sqlstate or error.sqlstate
     if code == INSUFFICIENT_PRIVILEGE and error.diag.source_function == _CHECKS_ROWS:
@@ -111,33 +111,33 @@ def sqlstate(error: BaseException) -> str | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a database error may pass: the same may succeed when it is tried again."""
+    """Whether a database error is transient: the statement may succeed when it is run again."""
     if _pool_is_busy(error):
         return True
     inner = driver_error(error)
     if not isinstance(inner, psycopg.Error):
         return False
     code = sqlstate(error)
-    if code is None:  # never reached the server, or lost on the way
+    if code is None:  # it never reached the server, or the answer is lost
         return isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError)
     return fault(code) is Fault.TRANSIENT
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether a transaction was rolled back for what others did at the same time."""
+    """Whether a transaction was rolled back because of concurrent ones."""
     return sqlstate(error) in _CONFLICTS
 
 
 def is_database_error(error: BaseException) -> bool:
-    """Whether our database, its driver or SQLAlchemy's use of it raised this; a handler may use other drivers, too."""
+    """Whether the error is psycopg's; a handler may use other drivers, too."""
     return isinstance(driver_error(error), psycopg.Error)
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether a database error is some record's fault: the same rows are refused whenever they come.
+    """Whether a database error is caused by values: the same rows are refused at every attempt.
 
-    Without an SQLSTATE it never reached the server: then it is the driver that cannot write a value (a NUL character,
-    a dict where the statement has a plain parameter).
+    Without an SQLSTATE it never reached the server: the driver cannot send a value (a NUL character, a dict where the
+    statement has a plain parameter).
     """
     inner, code = driver_error(error), sqlstate(error)
     if code is None:
@@ -147,9 +147,9 @@ def is_data_error(error: BaseException) -> bool:
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """What an error says of the statement that raised it; None if it says nothing of it.
+    """The kind of an error that a statement raised; None if it says nothing about the statement.
 
-    That is, where it is no error of the database, or one after which its session has ended.
+    That is the case if it is no database error, or the session has ended with it.
     """
     if not is_database_error(error):
         return None
@@ -163,7 +163,7 @@ def fault_of(error: BaseException) -> Fault | None:
 
 
 def connection_lost(error: BaseException) -> bool:
-    """Whether the server's answer is missing, so that it is unknown what became of a COMMIT."""
+    """Whether the server's answer is missing, so that the outcome of a COMMIT is unknown."""
     code = sqlstate(error)
     return is_transient(error) and not _pool_is_busy(error) and (code is None or code[:2] in {"08", "57"})
 

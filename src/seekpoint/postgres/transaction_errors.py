@@ -1,4 +1,4 @@
-"""How a transaction of a session ended, where the error alone does not say it."""
+"""Errors that say at which point a session's transaction failed: deferred statement, COMMIT refused or unanswered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TransactionFailed(Exception):  # noqa: N818 -- control: the caller decides
 
 
 class DeferredFailure(TransactionFailed):
-    """A deferred statement failed: the error came at a later one, and says nothing about the code that raised it."""
+    """A pipelined statement failed: its deferred error says nothing about the line that raised it."""
 
 
 class CommitRefused(TransactionFailed):
@@ -24,5 +24,5 @@ class CommitUnanswered(TransactionFailed):
 
 
 def raised_by(error: Exception) -> Exception:
-    """The error of the database or the code, without the wrapper that says at which point it came."""
+    """The error itself, without the TransactionFailed around it."""
     return error.error if isinstance(error, TransactionFailed) else error

@@ -1,4 +1,4 @@
-"""How long users' code (handler, ``row=``, codec) has been running in the transaction that is open."""
+"""How long users' code (handler, ``row=``, codec) has been running in the open transaction."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """Runs while users' code does, and stops while it waits for the server; read from any thread."""
+    """Counts the seconds of users' code, without its waits for the server; may be read from any thread."""
 
     def __init__(self) -> None:
-        self._state: tuple[float | None, float] = None, 0.0  # since when it runs; the seconds before that
+        self._state: tuple[float | None, float] = None, 0.0  # when it was last started; seconds counted before
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Users' code runs for the length of the block."""
+        """Count during the block."""
         self._state = monotonic(), 0.0
         try:
             yield
@@ -27,7 +27,7 @@ class Stopwatch:
             self._state = None, 0.0
 
     def wait(self, wait: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call ``wait``, which waits for an answer of the server: a lock, or a server that is away, does not count."""
+        """Call ``wait``, which waits for an answer of the server, without counting (a lock, an unreachable server)."""
         since, before = self._state
         if since is None:
             return wait(*args, **options)
@@ -39,6 +39,6 @@ class Stopwatch:
             self._state = monotonic(), before
 
     def seconds(self) -> float:
-        """So far, in the call that runs now; 0 where none does."""
+        """Seconds of the users' code that runs now; 0 where none does."""
         since, before = self._state
         return before if since is None else before + monotonic() - since

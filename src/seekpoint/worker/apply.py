@@ -27,7 +27,7 @@ from sqlalchemy import text
 
 from seekpoint.errors import CodecUnavailable, ConfigError, HandlerMisuse, Poison
 from seekpoint.pipeline.batch import Batch
-from seekpoint.pipeline.pipeline import ENDS, Pipeline, shown_handler
+from seekpoint.pipeline.pipeline import PROCESS_EXITS, Pipeline, shown_handler
 from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.deferred import Last
@@ -262,7 +262,7 @@ def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | No
         record = pipeline.decode(raw)
         cause = Cause.ROW
         rows: list[Rows] = [tuple(s.rows(record)) if s.takes(raw.topic) else () for s in pipeline.sinks]
-    except (CodecUnavailable, ConfigError, *ENDS):
+    except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
         raise
     except BaseException as error:
         raise Failed(error, cause) from error
@@ -310,7 +310,7 @@ def _handle(tx: HandlerConnection, handle: Handler, made: Sequence[DecodedRecord
             returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
             tx.check()
             _require_nothing(who, returned)  # within the block: an exception ends what was pipelined
-    except (ConfigError, *ENDS):
+    except (ConfigError, *PROCESS_EXITS):
         raise
     except BaseException as error:
         if tx.deferred.error is not None:

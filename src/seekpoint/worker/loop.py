@@ -25,7 +25,7 @@ from seekpoint.errors import (
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import KafkaException, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
-from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
+from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
@@ -169,7 +169,7 @@ class Loop:
         try:
             identity.cluster_id()
             counts = self._counts(identity)
-        except Refused as error:
+        except KafkaRefused as error:
             raise ConfigError(f"{error}; {CHECK_KAFKA}") from None
         for topic, number in self._partitions or ():
             if not 0 <= number < counts[topic]:

@@ -20,7 +20,7 @@ from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.connection_socket import Wire
+from seekpoint.postgres.connection_socket import ConnectionSocket
 from seekpoint.postgres.session import Session
 from seekpoint.postgres.sqlstates import TRANSACTION_TIMEOUT, sqlstate
 from seekpoint.postgres.transaction_errors import CommitUnanswered, raised_by
@@ -93,7 +93,7 @@ class Committer:
             pipeline_mode=pipeline.pipeline_mode,
             lends=pipeline.handle is not None,
             hold_first=True,
-            wire=Wire(self._stopwatch),
+            wire=ConnectionSocket(self._stopwatch),
         )
         self._dead_letters = DeadLetters(ledger)
         self._strides = Strides()

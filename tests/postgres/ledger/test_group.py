@@ -125,7 +125,7 @@ def test_a_recreated_topic_stops_its_partitions_alone(desk: Desks) -> None:
     assert isinstance(stop, TopicRecreated)
     assert stop.offset == 5
     assert stop.token == before.token
-    assert [choice.split(":")[0] for choice in stop.choices] == ["restart", "adopt", "stop"]
+    assert [choice.split(":")[0] for choice in stop.choices] == ["restart", "continue", "stop"]
     assert str(renewed) in str(stop)
     assert str(worker.topic_id) in str(stop)
     assert worker.row() == before

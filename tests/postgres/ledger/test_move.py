@@ -65,7 +65,7 @@ def test_a_move_of_an_expected_position_is_a_comparison(desk: Desks) -> None:
     """I5: what was looked up an hour ago may no longer be so: nothing is moved, nothing recorded."""
     worker = desk(at={0: 5})
     before = worker.row()
-    with pytest.raises(Fenced, match=r"t/0 stands at 5, not at the expected 4: look again"):
+    with pytest.raises(Fenced, match=r"t/0 is at offset 5, not at the expected 4: read it again"):
         worker.ledger.reset_offset("t", 0, to=2, expected=4, log=None, reason="late")
     assert worker.row() == before
     assert worker.actions() == []
@@ -80,7 +80,7 @@ def test_a_skip_writes_what_is_lost(desk: Desks) -> None:
         [lost] = tx.execute(lost_range.select(), execution_options=in_schema(worker.ledger.schema))
     assert (lost.topic, lost.partition, lost.topic_id) == ("t", 0, worker.topic_id)
     assert (lost.from_offset, lost.to_offset, lost.reason, lost.actor) == (5, 8, "poison", "alice")
-    assert lost.decision == "go on at 8"
+    assert lost.decision == "continue at 8"
 
 
 def lost_ranges(desk: Desk) -> list[tuple[int, int | None, str, str, bool]]:
@@ -96,7 +96,7 @@ def test_what_was_not_read_of_a_recreated_topic_is_a_row(desk: Desks, to: int) -
     worker.claim(0)
     worker.commit({0: 5})
     worker.ledger.reset_offset("t", 0, to=to, topic_id=new, log=(0, 4), reason="recreated by accident")
-    assert lost_ranges(worker) == [(5, None, "recreated", f"go on at {to} of topic id {new}", True)]
+    assert lost_ranges(worker) == [(5, None, "recreated", f"continue at {to} of topic id {new}", True)]
 
 
 @pytest.mark.parametrize("to", [2, 3])
@@ -104,7 +104,7 @@ def test_what_a_truncation_took_is_a_row(desk: Desks, to: int) -> None:
     """I4: the offsets between the log's end and the position will be those of other records."""
     worker = desk(at={0: 5})
     worker.ledger.reset_offset("t", 0, to=to, log=(0, 3), reason="unclean leader election")
-    assert lost_ranges(worker) == [(3, 5, "rewritten", f"go on at {to}", True)]
+    assert lost_ranges(worker) == [(3, 5, "rewritten", f"continue at {to}", True)]
     worker.ledger.reset_offset("t", 0, to=1, log=(0, 3), reason="read again")
     assert len(lost_ranges(worker)) == 1
 
@@ -113,7 +113,7 @@ def test_what_retention_took_is_a_row_where_the_log_is_known(desk: Desks) -> Non
     """I4: also where the move does not say that anything is lost."""
     worker = desk(at={0: 5})
     worker.ledger.reset_offset("t", 0, to=9, log=(8, 20), reason="go on")
-    assert lost_ranges(worker) == [(5, 8, "retention", "go on at 9", True)]
+    assert lost_ranges(worker) == [(5, 8, "retention", "continue at 9", True)]
 
 
 def test_a_move_past_the_log_is_refused(desk: Desks) -> None:

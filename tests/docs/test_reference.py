@@ -124,7 +124,7 @@ def test_what_the_loop_reads_with_is_in_the_reference() -> None:
     assert shown[1].split(", ") == list(inspect.signature(Client.read).parameters)[1:]
 
 
-@pytest.mark.parametrize("name", ["reset_offset", "pause", "resume", "claim", "record"])
+@pytest.mark.parametrize("name", ["reset_offset", "pause", "resume", "claim", "record_action"])
 def test_the_ledgers_methods_are_shown_with_their_parameters(name: str) -> None:
     shown = re.search(rf"`{name}\(([^`]*)\)`", section(API, "Ledger"))
     assert shown is not None

@@ -217,7 +217,7 @@ def test_a_record_before_the_groups_beginning_was_not_read(seekpoint_engine: Eng
     worker.claim(0, start={0: 100})
     passed = worker.ledger.wait_until_applied("t", 0, 99)
     assert not passed.applied
-    assert str(passed).endswith("was not read: the group began behind it, at offset 100")
+    assert str(passed).endswith("was not read: the group started after it, at offset 100")
     worker.ledger.reset_offset("t", 0, to=99, log=None, reason="that one, too")
     worker.claim(0)
     worker_moves_on(worker, 100)
@@ -250,7 +250,7 @@ def test_a_move_back_between_position_and_fate_is_noticed(desk: Desk, monkeypatc
         looks[0] += 1
         if looks[0] == 2:  # the first one said: passed
             desk.ledger.reset_offset("t", 0, to=2, log=None, reason="again")
-        return desk.ledger._glimpse()
+        return desk.ledger._plain_read()
 
     def sleep(seconds: float) -> None:
         sleeps[0] += 1
@@ -279,7 +279,7 @@ def test_a_topic_that_is_recreated_meanwhile_ends_the_wait(desk: Desk, reader: R
 def test_a_known_topic_id_keeps_the_old_offsets_apart(desk: Desk, reader: Reader) -> None:
     """The stored position is far beyond the offset, and of the topic that is gone."""
     new = uuid4()
-    with pytest.raises(NotApplied, match="the topic was recreated; decide where to go on") as late:
+    with pytest.raises(NotApplied, match="the topic was recreated; decide where to continue") as late:
         desk.ledger.wait_until_applied("t", 0, 2, timeout=0, topic_id=new)
     assert f"belongs to topic id {desk.topic_id}, the record to {new}" in str(late.value)
     waiting = reader.wait(2, topic_id=new)
@@ -367,9 +367,9 @@ def test_a_wait_that_is_over_says_where_the_partition_stands(desk: Desk) -> None
     assert isinstance(error, TimeoutError)
     assert isinstance(error, SeekpointError)
     assert (error.partition, error.offset, error.position) == (HERE, 7, 5)
-    stands = r"t/0: offset 7: not applied within 0\.05 s; group 'g' stands at offset 5, 2 before it\. "
+    stands = r"t/0: offset 7: not applied within 0\.05 s; group 'g' is at offset 5, 2 before it\. "
     assert re.fullmatch(stands + r"It last moved \d+\.\d s ago: wait again, or look at its worker's log .*", str(error))
-    assert "stands at offset 5. " in str(late(desk, offset=5))
+    assert "is at offset 5. " in str(late(desk, offset=5))
 
 
 def note(desk: Desk, attempt: Attempt) -> None:
@@ -383,14 +383,14 @@ def test_it_says_what_the_partition_waits_for(desk: Desk) -> None:
     tried = r"offset 5 failed \(TimeoutError: no\), attempt 2 of 5; it is tried again in \d{4}\.\d s"
     assert re.search(tried, str(late(desk)))
     note(desk, Attempt(5, 5, "TimeoutError: no", None, 5, "stop"))
-    assert "failed (TimeoutError: no), and the partition is stopped in front of it" in str(late(desk))
+    assert "failed (TimeoutError: no), and the partition is stopped before it" in str(late(desk))
     note(desk, Attempt(5, 1, "its timestamp lies in the future", 60.0, None, "delay"))
     assert re.search(r"offset 5 is due in \d+\.\d s \(its timestamp lies in the future\)", str(late(desk)))
     waits = RetryStatus.of(desk.ledger.read()[0])
     assert waits is not None
     assert re.search(r"offset 5: its timestamp lies in the future; due \d\d:\d\d:\d\d UTC$", waits.sentence())
     note(desk, Attempt(5, 1))
-    assert "offset 5 is tried alone at this moment, attempt 1" in str(late(desk))
+    assert "offset 5 is in a single-record attempt now, number 1" in str(late(desk))
     heir = Desk(Ledger(desk.ledger.engine, "g", schema=desk.ledger.schema), topic_id=desk.topic_id)
     heir.claim(0)  # from an owner that has died over it
     assert "offset 5 crashed the processes that tried it, 1 so far, or they died beside it" in str(late(desk))

@@ -128,10 +128,10 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     assert ledger.wait_until_applied(topic, 0, 0).applied
     with pytest.raises(NotApplied):
         ledger.wait_until_applied(topic, 0, 11, timeout=0)
-    ledger.record("found", partitions[0], 0, 1, reason="a test")
+    ledger.record_action("found", partitions[0], 0, 1, reason="a test")
     stop = OffsetLost(partitions[0], 11, "a test", ["a choice"])
     stop.token = claims[0].token
-    ledger.stop([stop])
+    ledger.record_stops([stop])
     ledger.reset_offset(topic, 0, 15, log=None, reason="a test", lost="a test")
     assert ledger.last_reset(Partition(topic, 0)) is not None
     with pytest.raises(Fenced):

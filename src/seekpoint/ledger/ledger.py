@@ -1,4 +1,4 @@
-"""The ledger of one group: its transactions, and the names under which people call them."""
+"""``Ledger``: the public methods on one group's positions and claims."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import ConfigError, DeclarationDiffers, PartitionStopped, StandbyRequired
 from seekpoint.ledger import admin_actions
-from seekpoint.ledger import advance as _advance
 from seekpoint.ledger import claim as _claim
 from seekpoint.ledger import wait as _wait
 from seekpoint.ledger.admin_actions import LastReset
-from seekpoint.ledger.advance import Expected, Move, Settings, SuspectNote, fenced
+from seekpoint.ledger.advance import Expected, Move, Settings, SuspectNote, advance, fenced, hold
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
 from seekpoint.ledger.group_connection import GroupConnection
@@ -35,7 +34,7 @@ _LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that P
 
 
 class Ledger:
-    """Where a group's partitions stand, kept in the database that holds its results.
+    """A group's positions and claims, stored in the database that holds its results.
 
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``version`` the handler's version:
     a claim by an older one is refused. ``tables`` are the tables that records are written to, of every topic or as
@@ -69,7 +68,7 @@ class Ledger:
         self.draw_owner()
 
     def draw_owner(self) -> None:
-        """Become another owner, for display and for telling a move from a stranger's claim; after a fork, say."""
+        """Become another owner, as after a fork. A release and a claim recognize their own claims by it."""
         self.owner = uuid4()
         self._declaration = replace(self._declaration, seen={})
         self._settings = Settings(
@@ -81,54 +80,54 @@ class Ledger:
     # -- one worker's transaction ---------------------------------------------------------------------
 
     def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:
-        """Lock the rows where claim and position are as expected, or raise Fenced: the first statement.
+        """Lock the rows where claim and position are as expected, or raise Fenced; a transaction's first statement.
 
         Returns the transaction's id, for :meth:`advance`.
         """
-        return _advance.hold(self.group_connection(tx), expected, self._settings)
+        return hold(self.group_connection(tx), expected, self._settings)
 
     def advance(self, tx: Connection, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
-        """Move the offsets under the same condition, or raise Fenced: the last statement before COMMIT.
+        """Move the positions after the same comparison, or raise Fenced; after it a worker only records attempts.
 
-        Returns the claims as they stand after COMMIT; take them over only then.
+        Returns the claims as they are after COMMIT; use them only then.
         """
-        return _advance.advance(self.group_connection(tx), moves, transaction)
+        return advance(self.group_connection(tx), moves, transaction)
 
     def advance_alone(self, moves: Sequence[Move]) -> list[Claim]:
-        """Hold and advance in a transaction of its own, where no record was applied: an idle end, no rows (I1)."""
+        """Hold and advance in a transaction of its own, where no record was applied (I1)."""
         with self.begin() as tx:
             transaction = self.hold(tx.connection, [Expected(m.claim, m.from_offset) for m in moves])
             return self.advance(tx.connection, moves, transaction)
 
     def record_attempts(self, tx: Connection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
-        """Write how often a record was tried, and what follows; also behind :meth:`advance`, in its transaction.
+        """Store how often a record was tried, and what follows; also after :meth:`advance`, in its transaction.
 
-        An attempt without an error is one that is about to begin: if the partition's next claim comes from another
-        process, without a release between, its process died in it. Advances and moves clear what is on record; a
-        release keeps it. Returns the claims as they stand after COMMIT; raises Fenced unless all of them are ours.
+        An attempt without an error is about to begin: if the partition is next claimed by another process, without a
+        release before, its process crashed in it. An advance or a reset clears what is stored; a release keeps it.
+        Returns the claims as they are after COMMIT. Raises Fenced unless all of them are current.
         """
         ordered = sorted(noted, key=lambda pair: pair[0].partition)
         rows = []
         for claim, attempt in ordered:
             error = None if attempt.error is None else storable(attempt.error[:SAID])
             wait = None if attempt.wait is None else min(attempt.wait, _LONGEST_WAIT)
-            what = (attempt.offset, attempt.number, error, wait, attempt.allowed, attempt.then)
-            rows.append((*claim.partition, claim.token, *what))
+            values = (attempt.offset, attempt.number, error, wait, attempt.allowed, attempt.then)
+            rows.append((*claim.partition, claim.token, *values))
         parameters = {"expected": len(rows), **sql.arrays(sql.NOTED, rows)}
         fenced(self.group_connection(tx), sql.RECORD_ATTEMPTS, parameters)
         return [replace(claim, attempt=attempt) for claim, attempt in ordered]
 
     def record_attempts_alone(self, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
-        """The same in a durable transaction of its own: before a record is handed on that may end the process."""
+        """Record attempts in a durable transaction of its own, before a record is tried that may crash the process."""
         with self.begin() as tx:
             return self.record_attempts(tx.connection, noted)
 
     def record_suspects(self, tx: Connection, noted: Iterable[SuspectNote]) -> None:
-        """Write which range may hold a record that crashes its process, and which part of it is tried next.
+        """Store the suspect range of partitions, and which part of it is applied next.
 
-        The end of a range is stored once: a later one does not change it. If the partition's next claim comes from
-        another process, without a release between, its process died in the part. Advances beyond the range, and moves,
-        clear what is on record. Raises Fenced unless all claims are ours.
+        The end of a range is stored once: a later one does not change it. If the partition is next claimed by another
+        process, without a release before, its process crashed in the part. An advance beyond the range, or a reset,
+        clears what is stored. Raises Fenced unless all claims are current.
         """
         ordered = sorted(noted, key=lambda one: one.claim.partition)
         rows = [(*one.claim.partition, one.claim.token, one.end, one.part_end) for one in ordered]
@@ -136,7 +135,7 @@ class Ledger:
         fenced(self.group_connection(tx), sql.RECORD_SUSPECTS, parameters)
 
     def record_suspects_alone(self, noted: Iterable[SuspectNote]) -> None:
-        """The same in a durable transaction of its own: before the part is tried."""
+        """Record suspects in a durable transaction of its own, before the part is applied."""
         with self.begin() as tx:
             self.record_suspects(tx.connection, noted)
 
@@ -151,7 +150,7 @@ class Ledger:
         start: StartOffsets,
         patient: bool = True,
     ) -> Claimed:
-        """Claim partitions: new tokens, and the committed position of each (never a cached one).
+        """Claim partitions: draw new tokens, and return the committed position of each.
 
         ``topic_ids`` are what the brokers answer now; ``start`` gives the first positions of a topic that has
         no row yet, and is called once, under a lock that all workers of the group share. Waits for
@@ -178,10 +177,10 @@ class Ledger:
     def standby(self) -> StandbyRequired | None:
         """The open reload that this version has to wait for, as the error that :meth:`claim` would raise; else None.
 
-        To ask before joining Kafka's group, and while waiting outside of it. One round trip, unless this version is
+        For use before joining Kafka's group. One round trip, unless this version is
         newer than the group's.
         """
-        with self._glimpse() as tx:
+        with self._plain_read() as tx:
             group = tx.execute(sql.READ_GROUP).one_or_none()
             if group is None or group.version >= self.version:
                 return None
@@ -190,12 +189,12 @@ class Ledger:
     def differs(self, topics: Collection[str]) -> DeclarationDiffers | None:
         """The tables of these topics that differ from the group's, as the error that :meth:`claim` would raise.
 
-        None where a claim would not be refused for them. To ask before joining Kafka's group, and while waiting outside
-        of it. Raises HandlerOutdated where a worker that accepts its declaration has replaced this one's.
+        None where a claim would not be refused for them. For use before joining Kafka's group. Raises HandlerOutdated
+        where a worker that accepts its declaration has replaced this one's.
         """
         if not any(map(self._declaration.of_topic, topics)):
             return None
-        with self._glimpse() as tx:
+        with self._plain_read() as tx:
             group = tx.execute(sql.READ_GROUP).one_or_none()
             compared = compare(tx, self._declaration, self.version, topics)
             if group is None or group.version != self.version:
@@ -207,38 +206,38 @@ class Ledger:
         return None
 
     def check_version(self) -> None:
-        """Raise HandlerOutdated where the group is at a newer version than this; for one that has no partition."""
-        with self._glimpse() as tx:
+        """Raise HandlerOutdated where the group is at a newer version; for a worker without partitions."""
+        with self._plain_read() as tx:
             if (group := tx.execute(sql.READ_GROUP).one_or_none()) is not None:
                 _claim.admit_version(group, self.version)
 
     def open_reloads(self) -> list[StandbyRequired]:
-        """The open reloads that workers of newer versions stand by for."""
-        with self._glimpse() as tx:
+        """The open reloads that workers of newer versions wait for as standbys."""
+        with self._plain_read() as tx:
             return _claim.open_reloads(tx)
 
     def outcome_of(self, run: UUID) -> tuple[str, str | None] | None:
-        """A reload's state and error; None where it is not on record (any more)."""
-        with self._glimpse() as tx:
+        """A reload's state and error; None where it is not stored (any more)."""
+        with self._plain_read() as tx:
             row = tx.execute(administration.OUTCOME_OF_RUN, its_run=run).one_or_none()
             return None if row is None else (row.state, row.error)
 
     def release(self, claims: Iterable[Claim]) -> None:
         """Give claims back, so that the next owner's claim counts no crash.
 
-        Also where a move, a pause or a newer version has drawn another token since: the owner is still this one.
-        What another process has claimed since is left alone.
+        Also where a reset, a pause or a newer version has drawn another token since, as these keep the owner. What
+        another process has claimed since is not changed.
         """
         ordered = sorted(claims, key=lambda c: c.partition)
         with self.begin() as tx:
             rows = [(*c.partition, c.token) for c in ordered]
             tx.execute(sql.RELEASE, owner=self.owner, **sql.arrays(sql.RELEASED, rows))
 
-    def stop(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
-        """Store why partitions are stopped, with the choices; a later claim, move or commit clears it.
+    def record_stops(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
+        """Store why partitions are stopped, with the choices; the next claim, reset or commit clears it.
 
-        One whose claim is not the one that it stopped under (``token``) any more is left alone (I2). Hardly waits for a
-        row that another session has locked; returns the partitions whose stop is not stored for that reason.
+        Not stored where the claim is not the one that it stopped under (``token``) any more (I2). Waits at most 50 ms
+        for a row that another session has locked; returns the partitions whose stop is not stored for that reason.
         """
         locked: set[Partition] = set()
         for stop in sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition):
@@ -261,11 +260,11 @@ class Ledger:
         return locked
 
     def positions_of(self, partitions: Iterable[Partition], *, locked: bool = True) -> dict[Partition, Position]:
-        """Where these partitions stand. ``locked`` waits for a transaction in flight: ask so before deciding."""
+        """The rows of these partitions. ``locked`` waits for transactions in flight: for decisions."""
         with self.begin() as tx:
             return positions_of(tx, partitions, locked=locked)
 
-    # -- everybody else -------------------------------------------------------------------------------
+    # -- operators and readers -------------------------------------------------------------------------------
 
     def read(self) -> list[Position]:
         """All positions of the group, as committed now."""
@@ -275,17 +274,17 @@ class Ledger:
     def wait_until_applied(
         self, topic: str, partition: int, offset: int, timeout: float = 10.0, *, topic_id: UUID | None = None
     ) -> Passed:
-        """Wait until the stored position lies behind ``offset``, to read what the record made; at most ``timeout`` s.
+        """Wait until the stored position is past ``offset``, to read the record's rows; at most ``timeout`` seconds.
 
-        The answer's ``applied`` says whether it was; ``state`` and ``unread`` what else became of it. A position that
-        was moved back is waited for again. ``topic_id`` (what the brokers answer for the topic) keeps a recreated
-        topic's offsets apart from the old one's; without it, the one that the row has now is meant. Looks by one
-        short statement at a time, on a connection that is given back; holds no transaction.
+        ``applied`` of the result says whether the record was applied; ``state`` and ``unread`` what else happened to
+        it. After a rewind it waits again. ``topic_id`` (the brokers' id of the topic) distinguishes a recreated topic;
+        without it, the stored id is used. Asks by one short statement at a time, and holds no transaction or
+        connection in between.
 
-        Raises NotApplied (a TimeoutError) when the time is over, or when the topic turns out to be recreated; also for
-        a group or a partition that no worker has claimed so far. ConfigError for what is no partition or offset.
+        Raises NotApplied (a TimeoutError) after ``timeout`` or if the topic was recreated; also for a group or a
+        partition that no worker has claimed so far. Raises ConfigError for an invalid partition or offset.
         """
-        return _wait.wait(self._glimpse, Wanted(Partition(topic, partition), offset, timeout, topic_id))
+        return _wait.wait(self._plain_read, Wanted(Partition(topic, partition), offset, timeout, topic_id))
 
     def reset_offset(
         self,
@@ -300,17 +299,17 @@ class Ledger:
         topic_id: UUID | None = None,
         lost: str | None = None,
     ) -> Position:
-        """Put a partition at offset ``to``; a running worker is fenced and resumes there.
+        """Reset a partition's position to ``to``; a running worker is fenced and resumes there.
 
-        Records who, from where, to where and why; ``reason`` may not be empty. ``log`` is the range of offsets that
-        the brokers answer now, ``(start, end)``, and ``to`` must lie in it; ``log=None`` moves without that check.
-        ``expected`` makes it a compare-and-set: Fenced if the partition is at another offset. ``topic_id`` adopts a
-        recreated topic. ``lost`` says why the records between are given up.
+        Records who, from where, to where and why; ``reason`` may not be empty. ``log`` is the log's start and
+        end offset as the brokers answer now, ``(start, end)``, and ``to`` must be in it; ``log=None`` skips that check.
+        ``expected`` makes it a compare-and-set: Fenced if the partition is at another offset. ``topic_id`` is the new
+        id of a recreated topic. ``lost`` says why the records in between are skipped.
 
-        What no worker will apply is a row of ``lost_range``: the records between with ``lost``; of a recreated topic,
-        those past the stored position, to an unknown end; of a log that ends before the stored position, those
-        between; of one that begins past it, those before its start (the last two need ``log``). Rows that were written
-        stay as they are: records that are read again are applied again. Waits for the batch in hand, at most
+        Records that no worker will apply become a row of ``lost_range``: those in between with ``lost``; of a recreated
+        topic, those past the stored position, to an unknown end; of a log that ends before the stored position, those
+        in between; of one that begins past it, those before its start (the last two need ``log``). Written rows are
+        not changed: records that are read again are applied again. Waits for the open batch, at most
         ``Limits.transaction_age`` seconds. Raises ConfigError for an offset that is not in ``log``.
         """
         actor = actor or getpass.getuser()
@@ -328,14 +327,14 @@ class Ledger:
             )
 
     def last_reset(self, partition: Partition | tuple[str, int]) -> LastReset | None:
-        """The last move of a partition by hand: where to, by whom, why and when; None where there was none."""
+        """The last reset of a partition by an operator: where to, by whom, why and when; None where there was none."""
         with self.begin() as tx:
             return admin_actions.last_reset(tx, Partition(*partition))
 
     def pause(self, *, reason: str, actor: str | None = None) -> None:
-        """Stop all workers of the group before their next commit; they wait, and keep their partitions.
+        """Pause all workers of the group before their next commit; they wait, and keep their partitions.
 
-        Waits for the batches in hand, at most ``Limits.transaction_age`` seconds; claims of the group wait meanwhile.
+        Waits for open batches, at most ``Limits.transaction_age`` seconds; claims of the group wait meanwhile.
         """
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
             admin_actions.set_paused(tx, True, actor=actor or getpass.getuser(), reason=reason)
@@ -345,8 +344,10 @@ class Ledger:
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
             admin_actions.set_paused(tx, False, actor=actor or getpass.getuser(), reason=reason)
 
-    def record(self, action: str, partition: Partition, from_offset: int, to_offset: int, *, reason: str) -> None:
-        """Write a change that this process found, not made (a failover that lost the tail) to ``admin_action``."""
+    def record_action(
+        self, action: str, partition: Partition, from_offset: int, to_offset: int, *, reason: str
+    ) -> None:
+        """Write a change that this process has detected (a failover that lost commits) to ``admin_action``."""
         with self.begin() as tx:
             admin_actions.record_action(
                 tx,
@@ -361,13 +362,13 @@ class Ledger:
     # -- inside ---------------------------------------------------------------------------------------
 
     def group_connection(self, connection: Connection) -> GroupConnection:
-        """This group's rows, through a connection of the caller's: what statements of ours run on."""
+        """The caller's connection, for statements on this group's rows."""
         return GroupConnection(connection, self.schema, self.group)
 
     def configure(self, tx: Connection, lock_wait: float | None = None) -> None:
-        """Make a transaction durable whatever the batches are, and its waits for locks bounded (seconds).
+        """Make a transaction durable, also with ``synchronous_commit=False``, and bound its lock waits (seconds).
 
-        The first statement of a transaction that is not a worker's; ``lock_wait`` is ``Limits.claim_wait`` by default.
+        The first statement of a transaction that is not a batch's; ``lock_wait`` is ``Limits.claim_wait`` by default.
         """
         wait = self.limits.claim_wait if lock_wait is None else lock_wait
         self.group_connection(tx).execute(
@@ -378,12 +379,12 @@ class Ledger:
 
     @property
     def _short_wait(self) -> float:
-        """Seconds to wait for one row's lock where the others must not wait for it."""
+        """Seconds to wait for one row's lock where other partitions must not wait for it."""
         return min(0.05, self.limits.claim_wait)
 
     @contextmanager
     def begin(self, lock_wait: float | None = None) -> Iterator[GroupConnection]:
-        """A transaction of the ledger's own: durable whatever the batches are, bounded in its waits."""
+        """A transaction of the ledger's own: durable, and with bounded lock waits."""
         with self.engine.connect() as connection:
             connection.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():
@@ -392,8 +393,8 @@ class Ledger:
                 yield scope
 
     @contextmanager
-    def _glimpse(self) -> Iterator[GroupConnection]:
-        """A connection for one plain read: no transaction is begun, so one round trip is all that it costs."""
+    def _plain_read(self) -> Iterator[GroupConnection]:
+        """A connection for one plain read, without a transaction: one round trip."""
         with self.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             yield self.group_connection(connection)
@@ -408,7 +409,7 @@ class Ledger:
     def _claim(
         self, claimant: Claimant, wanted: Sequence[Partition], patient: bool
     ) -> tuple[dict[Partition, Claim], list[Partition]]:
-        """All at once; where another transaction blocks them for too long, one by one."""
+        """Claim all at once; where another transaction blocks them for too long, one by one."""
         try:
             if patient:
                 with self.begin() as tx:

@@ -1,7 +1,7 @@
-"""The ledger's own tables, as SQLAlchemy metadata. The migrations build the same; a test holds them together.
+"""The ledger's tables, as SQLAlchemy metadata. A test compares them with what the migrations build.
 
-Every table lives in the schema that stands here as ``seekpoint``; another name is put in its place when a
-statement runs (:func:`in_schema`). Offsets are bigint everywhere, times are the database's.
+Every table is in schema ``seekpoint`` here; another name is used in its place when a statement runs
+(:func:`in_schema`). Offsets are bigint everywhere, times are the database's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ metadata = MetaData(
 
 
 def in_schema(schema: str) -> Mapping[str, Any]:
-    """Execution options that put ``schema`` in the place of the default one, for one statement."""
+    """Execution options that replace the default schema by ``schema``, for one statement."""
     return {"schema_translate_map": {DEFAULT_SCHEMA: schema}}
 
 
@@ -180,7 +180,7 @@ Index(
     postgresql_where=IS_OPEN,
 )
 # From key to key, and the first open one of each. By the topic's id: those of an earlier topic are not read.
-# Not the key itself: one of more than 2,700 bytes fits no index, and could not be parked.
+# Not the key itself: one of more than 2,700 bytes fits no index, and could not be dead-lettered.
 Index(
     "dead_letter_key_idx",
     _dead_letter.consumer_group,
@@ -191,7 +191,7 @@ Index(
     postgresql_where=and_(IS_OPEN, _dead_letter.key.is_not(None)),
 )
 
-# Every range that was given up: retention, truncation, a recreated topic (I4).
+# Lost ranges: retention, truncation, a recreated topic, skipped by an operator (I4).
 lost_range = Table(
     "lost_range",
     metadata,
@@ -291,8 +291,8 @@ reload_staged = Table(
     PrimaryKeyConstraint("run", "table_name"),
 )
 
-# Which of the tables behind a view are the rows that people see. The cut-over of a generation writes this row, and no
-# other: readers see the new rows or the old ones, whatever their snapshot is of.
+# Which generation of a table is current. The cut-over writes only this row, so that readers see either all new rows or
+# all old ones, in any snapshot.
 generation = Table(
     "generation",
     metadata,

@@ -1,4 +1,4 @@
-"""Waiting until a record was passed, to read what came of it: looks again and again, and holds nothing meanwhile."""
+"""Waits until a record was passed: polls the position, and holds no connection in between."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from seekpoint.ledger.tables import (
 )
 from seekpoint.records import Partition, State
 
-# A look costs the server one lookup by primary key. The pause between two looks is a share of the time waited so
-# far, within bounds (seconds): the answer is late by that share at most, and a long wait costs ten looks a second.
+# A poll costs the server one lookup by primary key. The pause between two polls is a share of the time waited so far,
+# within bounds (seconds): the answer is late by at most that share, and a long wait costs ten polls a second.
 SHORTEST, LONGEST, SHARE = 0.005, 0.1, 0.25
 
 _offset, _group, _action, _dead_letter = partition_offset.c, consumer_group.c, admin_action.c, dead_letter.c
@@ -36,8 +36,8 @@ _asked = bindparam("asked_offset", type_=BigInteger)
 _row = sql.is_at(_offset)
 PASSED_YET = select(_offset.next_offset, _offset.topic_id).where(*_row)
 
-# The last move that went over the offset, in either direction: forwards, the record was not read since;
-# backwards, it was read again before the position could lie behind it once more.
+# The last reset across the offset: forwards, the record was not read since; backwards, it was read again before the
+# position could be past it once more.
 _crossing = (
     select(_action.actor, _action.reason, (_action.from_offset < _action.to_offset).label("forwards"))
     .where(
@@ -52,7 +52,7 @@ _crossing = (
     .limit(literal_column("1"))
     .lateral("crossing")
 )
-# Position and fate in one snapshot: the offset and its dead letter became visible together (I1).
+# Position and dead letter in one snapshot: they became visible together (I1).
 BECAME = (
     select(
         _offset.next_offset,
@@ -77,7 +77,7 @@ BECAME = (
     )
     .where(*_row)
 )
-STANDS = (
+PROGRESS = (
     select(
         partition_offset,
         _group.paused,
@@ -96,10 +96,10 @@ Look = Callable[[], AbstractContextManager[GroupConnection]]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The position of a partition lies behind an offset; and what became of the record there.
+    """The position of a partition is past an offset; and what happened to the record there.
 
     ``position`` is the partition's ``next_offset``, ``state`` that of the record's dead letter, None where it has
-    none; ``unread`` says why it was not read (the position was moved over it, or the group began behind it),
+    none; ``unread`` says why it was not read (the position was reset across it, or the group started after it),
     None where it was read. ``str()`` is one sentence for people.
     """
 
@@ -111,7 +111,7 @@ class Passed:
 
     @property
     def applied(self) -> bool:
-        """Whether what the pipeline makes of the record is in the database."""
+        """Whether the record was applied, or its dead letter replayed."""
         return self.unread is None and self.state in {None, State.REPLAYED}
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which record is waited for, for how many seconds, and of which incarnation of its topic (None: today's)."""
+    """Which record is waited for, for how many seconds, and of which topic id (None: the stored one)."""
 
     partition: Partition
     offset: Any
@@ -146,7 +146,7 @@ class Wanted:
             raise ConfigError(f"timeout={self.timeout!r}: must be a finite number of seconds, 0 or greater")
 
     def ask(self, look: Look, statement: Any, **more: Any) -> Row[Any] | None:
-        """One look, by a connection that is given back at once."""
+        """Run one statement, on a connection that is returned at once."""
         with look() as scope:
             return scope.execute(
                 statement, topic=self.partition.topic, partition=self.partition.number, **more
@@ -154,7 +154,7 @@ class Wanted:
 
 
 def wait(look: Look, wanted: Wanted) -> Passed:
-    """Until the position lies behind the offset; see :meth:`seekpoint.Ledger.wait_until_applied`."""
+    """Wait until the position is past the offset; see :meth:`seekpoint.Ledger.wait_until_applied`."""
     began = monotonic()
     topic_id, met = wanted.topic_id, False
     while True:
@@ -174,12 +174,12 @@ def wait(look: Look, wanted: Wanted) -> Passed:
 
 
 def pause(waited: float) -> float:
-    """Seconds until the next look, after so many seconds of waiting."""
+    """Seconds until the next poll, after so many seconds of waiting."""
     return min(LONGEST, max(SHORTEST, waited * SHARE))
 
 
 def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
-    """What became of the record; None if the position was moved back to it in this very moment."""
+    """What happened to the record; None if the position was rewound meanwhile."""
     row = wanted.ask(look, BECAME, asked_offset=wanted.offset)
     if row is None or row.topic_id != topic_id or row.next_offset <= wanted.offset:
         return None
@@ -187,7 +187,7 @@ def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
     if row.forwards:
         unread = f"{row.actor} moved the position over it ({row.reason})"
     elif row.forwards is None and wanted.offset < row.first_offset:
-        unread = f"the group began behind it, at offset {row.first_offset}"
+        unread = f"the group started after it, at offset {row.first_offset}"
     state = None if row.state is None else State(row.state)
     return Passed(wanted.partition, wanted.offset, row.next_offset, state, unread)
 
@@ -220,33 +220,33 @@ def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
 
 
 def _late(look: Look, wanted: Wanted, topic_id: UUID | None) -> NotApplied:
-    """Says where the partition stands, and what it waits for."""
-    row = wanted.ask(look, STANDS)
+    """The error after the timeout: the position, and what the partition waits for."""
+    row = wanted.ask(look, PROGRESS)
     if row is None:
         return NotApplied(wanted.partition, wanted.offset, None, "the partition's row was deleted meanwhile")
-    behind = wanted.offset - row.next_offset
-    stands = f"stands at offset {row.next_offset}" + (f", {behind} before it" if behind > 0 else "")
+    missing = wanted.offset - row.next_offset
+    where = f"is at offset {row.next_offset}" + (f", {missing} before it" if missing > 0 else "")
     return NotApplied(
         wanted.partition,
         wanted.offset,
         row.next_offset,
-        f"not applied within {wanted.timeout:g} s; group {row.consumer_group!r} {stands}. {_reason(row, topic_id)}",
+        f"not applied within {wanted.timeout:g} s; group {row.consumer_group!r} {where}. {_reason(row, topic_id)}",
     )
 
 
 def _reason(row: Row[Any], topic_id: UUID | None) -> str:
-    """What the partition waits for, as far as the ledger knows: the most telling first."""
+    """What the partition waits for, as far as the ledger knows."""
     if row.topic_id != topic_id:
         return (
             f"That offset belongs to topic id {row.topic_id}, the record to {topic_id}: the topic was recreated; "
-            "decide where to go on, with Ledger.reset_offset(..., topic_id=..., log=...)"
+            "decide where to continue, with Ledger.reset_offset(..., topic_id=..., log=...)"
         )
     if row.paused:
         by, why = row.paused_by or "unknown", row.paused_reason or "no reason given"
         return f"The group is paused by {by} ({why}): resume it with Ledger.resume()"
     if row.owner is None:
         return "No worker has claimed the partition: start one"
-    if row.attempt_offset is not None and row.attempts:  # at 0, the only attempt was given up and taken back
+    if row.attempt_offset is not None and row.attempts:  # at 0, the only attempt was cancelled
         return _attempt(row)
     if row.still is None:
         return "It has not moved since it was first claimed: look at its worker's log and health"
@@ -254,16 +254,16 @@ def _reason(row: Row[Any], topic_id: UUID | None) -> str:
 
 
 def _attempt(row: Row[Any]) -> str:
-    """A record in front of it has failed, or is suspected to kill the process that tries it."""
+    """What is stored of the attempts at the record at the position."""
     record = f"The record at offset {row.attempt_offset}"
     if row.attempt_running:
-        return f"{record} is tried alone at this moment, attempt {row.attempts}"
+        return f"{record} is in a single-record attempt now, number {row.attempts}"
     if row.attempt_error is None:
         return f"{record} crashed the processes that tried it, {row.attempts} so far, or they died beside it"
     if row.retry_in is None:
         return (
-            f"{record} failed ({row.attempt_error}), and the partition is stopped in front of it until somebody "
-            "decides: look at `seekpoint status`"
+            f"{record} failed ({row.attempt_error}), and the partition is stopped before it until an operator "
+            "decides: see `seekpoint status`"
         )
     when = f"in {row.retry_in:.1f} s" if row.retry_in > 0 else "now"
     if row.attempt_policy == DELAYED:

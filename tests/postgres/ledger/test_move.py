@@ -186,7 +186,7 @@ def test_a_move_that_waits_lets_other_partitions_be_claimed(
         moving = elsewhere.submit(desk().ledger.reset_offset, "t", 0, 2, log=None, reason="rewind")
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         assert other.claim(1).stalled == ()
-        other.ledger.record("seen", other.at(1), 0, 0, reason="test")
+        other.ledger.record_action("seen", other.at(1), 0, 0, reason="test")
         assert not moving.done()
         worker.ledger.advance(tx, [worker.move(0, 5)], transaction)
     assert moving.result().next_offset == 2

@@ -70,7 +70,7 @@ ORDERS: dict[str, Callable[[Ledger], object]] = {
     "move": lambda ledger: ledger.reset_offset("t", 0, to=1, log=None, reason="x"),
     "pause": lambda ledger: ledger.pause(reason="x"),
     "resume": lambda ledger: ledger.resume(),
-    "record": lambda ledger: ledger.record("rolled back", Partition("t", 0), 1, 0, reason="x"),
+    "record_action": lambda ledger: ledger.record_action("rolled back", Partition("t", 0), 1, 0, reason="x"),
     "release": lambda ledger: ledger.release([]),
 }
 

@@ -26,12 +26,12 @@ def stored(desk: Desk, number: int = 0) -> Stop | None:
 
 def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
     worker = desk(at={0: 0, 1: 0})
-    worker.ledger.stop([stop_of(worker)])
+    worker.ledger.record_stops([stop_of(worker)])
     first = stored(worker)
     assert first is not None
     assert (first.kind, first.offset, first.choices) == ("OffsetLost", 5, (r"one\x00", "two"))
     assert first.message == r"gone\x00"
-    worker.ledger.stop([stop_of(worker, "the same, later")])
+    worker.ledger.record_stops([stop_of(worker, "the same, later")])
     again = stored(worker)
     assert again is not None
     assert (again.at, again.message) == (first.at, "the same, later")
@@ -44,10 +44,10 @@ def test_a_row_that_another_session_has_locked_is_left_out_and_the_others_are_st
     worker, other = desk(at={0: 0}), desk(at={1: 0})
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 3})
-        assert worker.ledger.stop([stop_of(worker), stop_of(other, number=1)]) == {worker.at(0)}
+        assert worker.ledger.record_stops([stop_of(worker), stop_of(other, number=1)]) == {worker.at(0)}
         assert stored(other, 1) is not None
     assert stored(worker) is None
-    assert worker.ledger.stop([stop_of(worker)]) == set()
+    assert worker.ledger.record_stops([stop_of(worker)]) == set()
     assert stored(worker) is not None
 
 
@@ -60,14 +60,14 @@ def test_a_stop_under_another_claim_is_not_stored(desk: Desks, by: str) -> None:
         other.claim(0)
     else:
         other.ledger.reset_offset("t", 0, 3, log=None, reason="decided")
-    worker.ledger.stop([late])
+    worker.ledger.record_stops([late])
     assert stored(worker) is None
 
 
 @pytest.mark.parametrize("by", ["claim", "move", "commit"])
 def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) -> None:
     worker = desk(at={0: 0})
-    worker.ledger.stop([stop_of(worker)])
+    worker.ledger.record_stops([stop_of(worker)])
     assert stored(worker) is not None
     match by:
         case "claim":
@@ -82,6 +82,6 @@ def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) ->
 def test_a_release_keeps_the_stop(desk: Desks) -> None:
     """A worker that leaves decides nothing: the stop is seen until the next claim."""
     worker = desk(at={0: 0})
-    worker.ledger.stop([stop_of(worker)])
+    worker.ledger.record_stops([stop_of(worker)])
     worker.ledger.release(worker.claims.values())
     assert stored(worker) is not None

@@ -1,7 +1,7 @@
-"""Dead letters: records that were passed and not applied, whole, in the transaction that passed them (I1, I4).
+"""Dead letters: records that were passed and not applied, stored in the transaction that passed them (I1, I4).
 
-The one place that writes ``dead_letter``, but for a move, which supersedes those at or past its position. Two others
-read a row of it: a wait for a record (``ledger.wait``), and a look-up of its group (``admin.statements``).
+Only this package writes ``dead_letter``, except that a reset supersedes those at or past its position. Two others read
+it: a wait for a record (``ledger.wait``), and the look-up of a dead letter's group (``worker.replay.statements``).
 """
 
 from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, name_bytes

@@ -1,4 +1,4 @@
-"""One dead letter as a value, and the ways between a record and its row. No I/O."""
+"""A dead letter as a value, and its conversion from and to rows. No I/O."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ OPEN = (State.DEAD_LETTERED, State.BLOCKED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A record that was passed and not applied: the record, why, and what became of it. Times are the database's.
+    """A record that was passed and not applied, with the reason and its state. Times are the database's.
 
-    ``value`` is None also where the record was skipped, or where it was not asked for; ``size`` is its length in bytes
-    all the same. ``error`` and ``traceback`` say why it was parked, ``replay_error`` and ``replay_traceback`` why its
-    last replay failed. ``version`` is that of the handler that parked it, ``dead_lettered_by`` its process.
+    ``value`` is None also where the record was skipped, or where it was not asked for; then ``size`` is still its
+    length in bytes, if it was stored. ``error`` and ``traceback`` say why it was dead-lettered, ``replay_error`` and
+    ``replay_traceback`` why its last replay failed. ``version`` is the version of the handler, ``dead_lettered_by`` its
+    process.
     """
 
     id: int
@@ -60,17 +61,17 @@ class DeadLetter:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody has to decide."""
+        """Whether an operator has to decide."""
         return self.state in OPEN
 
     @property
     def failure(self) -> Failure:
-        """Why it was parked."""
+        """Why it was dead-lettered."""
         return Failure(self.cause, self.error, self.traceback, self.sqlstate, self.attempts)
 
     @property
     def record(self) -> RawRecord:
-        """The record as it was read. Raises ConfigError where its value is not here."""
+        """The record as it was read. Raises ConfigError where its value is not loaded or not stored."""
         if self.value is None and (self.size is not None or self.state is State.SKIPPED):
             why = "its value was not kept" if self.size is None else "its value was not asked for: get(id) has it"
             raise ConfigError(f"dead letter {self.id} ({self.at} offset {self.offset}) has no whole record: {why}")
@@ -87,7 +88,7 @@ class DeadLetter:
 
 
 def dead_letter_of(row: Row[Any]) -> DeadLetter:
-    """A row as a value."""
+    """A dead letter from its row."""
     values = row._asdict()
     names, header_values = values.pop("header_names"), values.pop("header_values")
     values["offset"] = values.pop("record_offset")
@@ -95,9 +96,9 @@ def dead_letter_of(row: Row[Any]) -> DeadLetter:
     return DeadLetter(headers=tuple(zip(map(_text, names), header_values, strict=True)), **values)
 
 
-def row(aside: NewDeadLetter, topic_ids: Mapping[str, UUID]) -> dict[str, Any]:
-    """A record that was set aside, as the statement wants it."""
-    record, failure = aside.record, aside.failure
+def row(new: NewDeadLetter, topic_ids: Mapping[str, UUID]) -> dict[str, Any]:
+    """The insert's parameters for one record."""
+    record, failure = new.record, new.failure
     return {
         "its_topic": record.topic,
         "its_topic_id": topic_ids[record.topic],
@@ -106,10 +107,10 @@ def row(aside: NewDeadLetter, topic_ids: Mapping[str, UUID]) -> dict[str, Any]:
         "its_leader_epoch": record.leader_epoch,
         "its_timestamp_ms": record.timestamp_ms,
         "its_key": record.key,
-        "its_value": None if aside.state is State.SKIPPED else record.value,
+        "its_value": None if new.state is State.SKIPPED else record.value,
         "its_header_names": [name_bytes(name) for name, _ in record.headers],
         "its_header_values": [value for _, value in record.headers],
-        "its_state": aside.state.value,
+        "its_state": new.state.value,
         "its_cause": failure.cause.value,
         **explained(failure),
         "its_sqlstate": failure.sqlstate,
@@ -118,21 +119,21 @@ def row(aside: NewDeadLetter, topic_ids: Mapping[str, UUID]) -> dict[str, Any]:
 
 
 def explained(failure: Failure) -> dict[str, str | None]:
-    """Error and traceback as Postgres can hold them, whoever wrote them: parking itself must not fail."""
+    """Error and traceback as Postgres can store them: dead-lettering itself must not fail."""
     trace = failure.traceback
     return {"its_error": storable(failure.error), "its_traceback": None if trace is None else storable(trace)}
 
 
 def values(states: Sequence[State] | None) -> list[str] | None:
-    """States as the statements want them."""
+    """States as parameters of statements."""
     return None if states is None else [state.value for state in states]
 
 
 def name_bytes(name: str) -> bytes:
-    """A header's name as it stands in the log: what was not UTF-8 there was read with its bytes escaped."""
+    """A header's name as its bytes in the log: bytes that are not UTF-8 were escaped when it was read."""
     try:
         return name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # a lone surrogate that no byte is escaped by: from a record made by hand
+    except UnicodeEncodeError:  # a lone surrogate that escapes no byte: the record was not read from Kafka
         return name.encode("utf-8", "surrogatepass")
 
 

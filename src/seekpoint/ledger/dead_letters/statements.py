@@ -39,8 +39,8 @@ _OWN |= {"replay_error", "replay_traceback", "closed_at", "closed_by", "closed_r
 _GIVEN = [column for column in dead_letter.columns if column.name not in _OWN]
 
 # Run once per record, in a pipeline: values of many megabytes would make one array of them larger than a message
-# may be, and arrays of headers are ragged. A record that was passed before (the position was moved back, or a
-# failover lost the tail) opens its dead letter again: what was decided then was about another reading of it.
+# may be, and arrays of headers are ragged. A record that was passed before (the position was reset, or a
+# failover lost commits) opens its dead letter again: earlier decisions were about another reading of it.
 _insert = (
     postgresql.insert(dead_letter)
     .inline()

@@ -1,4 +1,4 @@
-"""The dead letters of one group: park, list, close; the names under which people and workers call them."""
+"""A group's dead letters: insert, list, lock, close."""
 
 from __future__ import annotations
 
@@ -38,30 +38,28 @@ class DeadLetters:
     def insert(
         self, tx: Connection, dead_letters: Sequence[NewDeadLetter], topic_ids: Mapping[str, UUID], version: int
     ) -> None:
-        """Keep the records that were set aside, whole; those that were skipped without their values (I1, I4).
+        """Store records that are dead-lettered, or skipped (without their values), in the batch's transaction (I1, I4).
 
-        ``version`` is the handler's. A record that has a dead letter already, in whatever state, has it opened again.
+        ``version`` is the handler's. A record that has a dead letter already, in any state, has it opened again.
         """
         if not dead_letters:
             return
         own = {"its_version": version, "its_dead_lettered_by": self.ledger.owner}
-        ordered = sorted(
-            dead_letters, key=lambda aside: (aside.record.topic, aside.record.partition, aside.record.offset)
-        )
+        ordered = sorted(dead_letters, key=lambda new: (new.record.topic, new.record.partition, new.record.offset))
         self.ledger.group_connection(tx).execute(
-            sql.INSERT_DEAD_LETTERS, [row(aside, topic_ids) | own for aside in ordered]
+            sql.INSERT_DEAD_LETTERS, [row(new, topic_ids) | own for new in ordered]
         )
 
     def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], int]:
         """The keys that have open dead letters in these partitions, and the first offset of each; after hold.
 
-        Null keys are none, and dead letters of a topic that was recreated since hold nothing back.
+        Null keys are left out; dead letters of a topic that was recreated since block nothing.
         """
         asked = arrays(ASKED, sorted(partitions))
         rows = self.ledger.group_connection(tx).execute(sql.OPEN_KEYS, **asked)
         return {(Partition(r.topic, r.partition), bytes(r.key)): r.first for r in rows}
 
-    # -- for people -----------------------------------------------------------------------------------
+    # -- for operators -----------------------------------------------------------------------------------
 
     def count_open(self) -> Mapping[Partition, int]:
         """How many dead letters wait for a decision, by partition; partitions without any are left out."""
@@ -126,7 +124,7 @@ class DeadLetters:
 
         Locks in the ledger's order: the group's row, shared; the partition's offset, so that no batch of it runs and
         none is moved meanwhile; the dead letter. Waits for a batch in hand, at most ``Limits.transaction_age`` seconds.
-        The transaction is made durable. Whether it is still open is for the caller to ask. Raises ConfigError
+        The transaction is made durable. The caller checks whether it is still open. Raises ConfigError
         where the group has none of that id.
         """
         self._refuse_no_id(id)
@@ -189,9 +187,9 @@ class DeadLetters:
         )
 
     def failed_again(self, tx: Connection, dead_letter: DeadLetter, failure: Failure) -> None:
-        """Keep the error of a replay that failed beside the first one; the dead letter stays open.
+        """Store the error of a failed replay; the dead letter stays open, and keeps its first error.
 
-        Runs when what the replay wrote is rolled back. Raises Fenced where the dead letter is not open any more.
+        Runs after the replay's rows were rolled back. Raises Fenced where the dead letter is not open any more.
         """
         kept = self.ledger.group_connection(tx).execute(sql.FAILED_AGAIN, failing=dead_letter.id, **explained(failure))
         if kept.rowcount != 1:
@@ -210,8 +208,7 @@ def _refuse_texts(**conditions: str | None) -> None:
         if asked is not None and storable(asked) != asked:
             raise ConfigError(
                 f"{name}={asked!r}: no dead letter has this, as Postgres keeps no NUL and no lone surrogate; in "
-                f"errors they "
-                f"are written out: {storable(asked)!r}"
+                f"errors they are written out: {storable(asked)!r}"
             )
 
 
@@ -224,7 +221,7 @@ def _refuse_numbers(largest: int, **conditions: int | None) -> None:
 
 
 def _place(last: DeadLetter | None) -> dict[str, Any]:
-    """Where a dead letter stands among others, as the statement wants it."""
+    """The position of a dead letter in the list's order, as parameters."""
     return {
         "after_topic": None if last is None else last.topic,
         "after_partition": None if last is None else last.partition,

@@ -1,6 +1,6 @@
-"""The statements of those who speak for a whole group, or move what they do not own: constants, too.
+"""SQL statements on whole groups and of operators, as constants.
 
-New groups and topics, pauses, moves, abandoned sessions, and the rows that say who did what.
+New groups and topics, pauses, resets, abandoned sessions, and the rows of ``admin_action`` and ``lost_range``.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ INSERT_GROUP = (
     .values(name=GROUP, version=bindparam("version", type_=Integer))
     .on_conflict_do_nothing()
 )
-# Not FOR UPDATE, which would shut out the foreign key's own lock (FOR KEY SHARE): a worker that parks a record in
-# its transaction, its offsets held, would wait for a pause that waits for it.
+# Not FOR UPDATE, which would shut out the foreign key's own lock (FOR KEY SHARE): a worker that inserts a
+# dead letter while it holds its rows would wait for a pause that waits for it.
 LOCK_GROUP = READ_GROUP.with_for_update(key_share=True)
 UPDATE_GROUP = (
     update(consumer_group)
@@ -88,7 +88,7 @@ PAUSE_GROUP = (
     )
 )
 
-# -- a reload that is open (a newer version stands by for it) ------------------------------------------------
+# -- open reloads (workers of the newer version wait as standbys) ------------------------------------------------
 
 _run = reload_run.c
 # NULL, and so never greater, where the run is not of this group.
@@ -145,9 +145,9 @@ FROM unnest(CAST(:declared_name AS text[])) AS named(name)
 """
 ).columns(name=Text, qualified=Text)
 
-# -- sessions that were left behind ---------------------------------------------------------------------------
+# -- abandoned sessions ---------------------------------------------------------------------------
 
-# Who holds the row's lock at this moment: the writer's transaction id stands in the row's xmax.
+# The session that holds the row's lock now: its transaction id is the row's xmax.
 _activity = table(
     "pg_stat_activity",
     column("pid", Integer),
@@ -176,11 +176,11 @@ ABANDONED = (
 )
 TERMINATE = select(func.pg_terminate_backend(bindparam("pid", type_=Integer)))
 
-# -- read and move ----------------------------------------------------------------------------------------
+# -- read and reset ----------------------------------------------------------------------------------------
 
 READ = select(partition_offset).where(offset.consumer_group == GROUP).order_by(offset.topic, offset.partition)
 LOCK_ROW = select(partition_offset).where(*is_at(offset)).with_for_update(key_share=True)
-# Keeps the owner: whose partition it is has not changed, only where it stands (I5).
+# Keeps the owner: only the position has changed (I5).
 RESET_OFFSET = (
     update(partition_offset)
     .where(*is_at(offset, "at_"))
@@ -215,7 +215,7 @@ SUPERSEDE = (
         closed_reason=bindparam("reason", type_=Text),
     )
 )
-# A pause or resume is a move too: every token of the group is drawn again, so running workers notice. The rows
+# A pause or resume draws new tokens for the whole group, which fences its workers. The rows
 # are locked in order first: workers hold them in that order at the same time.
 _all = (
     select(offset.topic, offset.partition)

@@ -1,6 +1,6 @@
-"""The statements of a worker, as constants. Their text never varies: arrays carry what does.
+"""SQL statements of a worker, as constants: what varies is passed in arrays.
 
-Those of administration stand in :mod:`seekpoint.ledger.sql.admin`.
+Statements of operators are in :mod:`seekpoint.ledger.sql.admin`.
 
 Each is rendered to a snapshot under ``tests/sql``; those that run per batch have an EXPLAIN test. Rows are
 always locked in the order (topic, partition): callers sort the arrays, and the scans keep that order.
@@ -61,8 +61,8 @@ def array(name: str, of: Any) -> BindParameter[Any]:
 def unnest(alias: str, **columns: Any) -> TableValuedAlias:
     """``unnest((SELECT :alias_a), (SELECT :alias_b), ...) AS alias(a, b, ...)``: one row per element.
 
-    Behind a sub-select the planner does not see how long the arrays are and assumes ten elements: it looks each
-    row up by the primary key, for one partition and for a thousand, and never reads the table from end to end.
+    Through a sub-select the planner does not see the arrays' lengths and assumes ten elements: it looks each row up by
+    the primary key, for one partition and for a thousand, and never scans the table.
     """
     arrays = [select(array(f"{alias}_{name}", kind)).scalar_subquery() for name, kind in columns.items()]
     named: list[ColumnElement[Any]] = [column(name, kind) for name, kind in columns.items()]
@@ -112,19 +112,19 @@ def _to_update(name: str, rows: TableValuedAlias, locked: LateralFromClause | No
     return query.cte(name).prefix_with("MATERIALIZED")
 
 
-# How the application_name of every transaction of ours begins: successors and people find them by it.
+# The prefix of the application_name of all workers' transactions: the next owner and operators find them by it.
 APPLICATION = "seekpoint "
 
-# How a refusal begins. It is raised inside SQL, by casting a text that is no number (22P02 quotes it back):
-# in a pipeline COMMIT is on its way before Python could compare a count, and the fence must be shut by then.
+# The prefix of a refusal. It is raised inside SQL, by casting a text that is no number (22P02 quotes it): in a
+# pipeline COMMIT is sent before Python could compare a count.
 REFUSAL = "seekpoint: "
 ENDED = "the transaction that held the rows has ended"
 
 
-# What a position that was moved knows of records that may crash their process: nothing.
+# A reset clears the suspect range.
 NO_SUSPECTS: Mapping[str, Any] = {"suspect_end": null(), "suspect_part_end": null(), "suspect_running": false()}
 
-# What a position that was moved knows of attempts at the record in front of it: nothing.
+# An advance or a reset clears the attempts at the record at the old position.
 NO_ATTEMPT: Mapping[str, Any] = {
     "attempt_offset": null(),
     "attempts": ZERO,
@@ -135,7 +135,7 @@ NO_ATTEMPT: Mapping[str, Any] = {
     "attempts_allowed": null(),
     "attempt_policy": null(),
 }
-# A claim, a move and a commit end a stop: the next reader meets the cause again, if it is still there.
+# A claim, a reset and a commit end a stop: the next read finds the cause again, if there still is one.
 NO_STOP: Mapping[str, Any] = {
     "stop_kind": null(),
     "stop_offset": null(),
@@ -196,8 +196,8 @@ MOVING = unnest(
     record_time=DateTime(timezone=True),
 )
 _moving = _to_update("moving", MOVING)
-# Tried alone, or a part of a suspect range: what was applied says nothing of the records after it. The next owner has
-# to be careful, too, up to the end of the range.
+# After a single-record attempt or a part of a suspect range: later records may still crash the process. The next
+# owner has to apply them in parts, too, up to the end of the range.
 _is_careful = and_(
     or_(offset.attempt_running, offset.suspect_running),
     or_(offset.suspect_end.is_(None), _moving.c.to_offset < offset.suspect_end),
@@ -227,8 +227,8 @@ _moved = (
 _count = select(func.count().label("n")).select_from(_moved).cte("rows")
 _transaction = bindparam("transaction", type_=Text)
 
-# The last statement before COMMIT. It also refuses if the transaction is not the one that hold began: a
-# handler's literal COMMIT would otherwise part the rows from the offset.
+# It also refuses if the transaction is not the one that hold began: after a handler's COMMIT, rows and offset would
+# not be committed together. After it a worker only records attempts, in the same transaction.
 ADVANCE = select(
     case(
         (
@@ -258,9 +258,9 @@ def _all_or_refused(changed: CTE, why: str, label: str) -> Select[Any]:
     )
 
 
-# An attempt at the record in front of the position. One that is about to begin has no error yet; what the one
-# before it left behind (error, time of the retry) stays until its own outcome is known. Token alone: the position
-# may have been advanced in this very transaction. The rows are locked in order first.
+# An attempt at the record at the position. One that is about to begin has no error yet; error and time of the previous
+# one are kept until its own outcome is known. Only the token is compared: the position may have been advanced in this
+# transaction. The rows are locked in order first.
 NOTED = unnest(
     "noted",
     topic=Text,
@@ -317,9 +317,9 @@ _watched = (
 )
 RECORD_SUSPECTS = _all_or_refused(_watched, "the claim is not the expected one; ranges noted: ", "suspected")
 
-# -- claim, look, release ---------------------------------------------------------------------------------
+# -- claim, read, release ---------------------------------------------------------------------------------
 
-CONFIGURE = select(  # claims and moves are durable whatever the batches are, and never wait without bound
+CONFIGURE = select(  # claims and resets are durable whatever batches are, and their waits are bounded
     func.set_config(literal("synchronous_commit", Text), literal("on", Text), True),
     func.set_config(literal("lock_timeout", Text), bindparam("lock_timeout", type_=Text), True),
     func.set_config(literal("application_name", Text), bindparam("application_name", type_=Text), True),
@@ -357,8 +357,8 @@ _claim = postgresql.insert(partition_offset).from_select(
 _seconds_until_retry = func.greatest(
     func.extract("epoch", offset.retry_at - func.clock_timestamp()).cast(Double), literal_column("0")
 )
-# The owner before is this very process, or said that it was leaving: an attempt of it that has not ended was given
-# up, and is taken back. Any other owner died in it, or must be taken for dead.
+# The previous owner is this process, or has released the partition: an attempt that has not ended was cancelled, and is
+# not counted. Any other owner has crashed in it, or must be treated so.
 _alive = or_(offset.owner.is_(None), offset.owner == _claim.excluded.owner)
 # One statement inserts or updates, in lock order, and answers the committed position even where it had to
 # wait for the transaction that moved it. A row of another topic id is left alone and not answered.
@@ -431,7 +431,7 @@ _row = select(partition_offset).where(*is_row_of(ASKED))
 _glanced = _row.limit(literal_column("1")).lateral("o")  # the limit keeps it a lookup per row
 _awaited = _row.with_for_update(read=True).lateral("o")
 POSITIONS = select(_glanced).select_from(ASKED.join(_glanced, literal(True)))
-# The same under the row's lock: waits for a transaction in flight, so the answer is the settled one.
+# Under the row's lock: waits for a transaction in flight.
 POSITIONS_LOCKED = select(_awaited).select_from(ASKED.join(_awaited, literal(True)))
 
 

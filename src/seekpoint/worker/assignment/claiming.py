@@ -147,4 +147,6 @@ class Claiming:
     def rolled_back(self, partition: Partition, known: int, found: int) -> None:
         """A failover lost commits, rows and position together: record it. The records are read again from the log."""
         self._announce(events.Resynced(partition=partition, expected=known, found=found, cause="rolled back"))
-        self._ledger.record("rolled back", partition, known, found, reason="the database lost what was committed here")
+        self._ledger.record_action(
+            "rolled back", partition, known, found, reason="the database lost what was committed here"
+        )

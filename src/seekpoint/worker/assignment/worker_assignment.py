@@ -165,7 +165,7 @@ class WorkerAssignment:
         for at in new:
             at.store_at = now + self._ledger.limits.idle_check
         try:
-            locked = self._ledger.stop(at.stop for at in new)
+            locked = self._ledger.record_stops(at.stop for at in new)
         except Exception as error:
             if not is_transient(error):
                 raise

@@ -1,7 +1,7 @@
 """From Kafka's assignment to a claimed, active partition, and back."""
 
-from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.assignment.assignment import Assignment
+from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler, SingleAttempt, SuspectPart
 from seekpoint.worker.assignment.worker_assignment import WorkerAssignment

@@ -40,7 +40,7 @@ def row(subject: str, mode: str, records: int, seconds: float, cpu_seconds: floa
         "key": KEYED,
         "batch": BATCH,
         "records": records,
-        "seconds": round(seconds, 3),
+        "seconds": round(seconds, 6),
         "records_per_second": round(records / seconds),
         "cpu_seconds": round(cpu_seconds, 2),
         **more,

@@ -91,6 +91,7 @@ def _listed(values: Iterable[object]) -> str:
 class Starting(Event):
     """The worker connects to brokers and database for the first time, and waits for them if they do not answer."""
 
+    level = logging.INFO
     group: str
 
 

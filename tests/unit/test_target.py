@@ -78,3 +78,19 @@ def test_a_function_is_loaded_by_its_name(module: str) -> None:
         load_function(f"{module}:Things", from_here=True)
     with pytest.raises(ConfigError, match="'make' is not module:function"):
         load_function("make")
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ('from seekpoint import Pipeline\n\npipe = Pipeline("", topics="t")\n', 3),
+        ('from seekpoint import Pipeline\n\n\ndef pipe():\n    return Pipeline("", topics="t")\n', 5),
+    ],
+    ids=["imported", "returned"],
+)
+def test_an_error_of_a_declaration_names_its_line(module: str, tmp_path: Path, source: str, line: int) -> None:
+    path = tmp_path / f"{module}.py"
+    path.write_text(source, encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        load(f"{module}:pipe", from_here=True)
+    assert str(raised.value).startswith(f"{path}:{line}: a group needs a name")

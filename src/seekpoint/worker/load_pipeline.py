@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import seekpoint
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.worker.worker import Worker
 
+_OURS = str(Path(seekpoint.__file__).parent)
 _EXPECTED = "a Pipeline, a Worker, or a function without arguments that returns one"
 
 
@@ -34,7 +38,8 @@ def load(target: str, *, from_here: bool = False) -> Pipeline | Worker:
         inspect.signature(found).bind()
     except TypeError as error:
         raise ConfigError(f"{target} is a function that cannot be called without arguments ({error})") from None
-    made = found()
+    with _naming_its_line():
+        made = found()
     if not isinstance(made, Pipeline | Worker):
         raise ConfigError(f"{target} returned {_kind(made)}; expected {_EXPECTED}")
     return made
@@ -69,12 +74,26 @@ def _import(name: str, *, from_here: bool) -> ModuleType:
     if from_here and here not in sys.path:
         sys.path.insert(0, here)
     try:
-        return importlib.import_module(name)
+        with _naming_its_line():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # not this one, but one that it imports
         where = f"neither in {here} nor among what is installed" if from_here else "on this process's path (sys.path)"
         raise ConfigError(f"there is no module {error.name!r}, {where}") from None
+
+
+@contextmanager
+def _naming_its_line() -> Iterator[None]:
+    """Say in front of a ConfigError of a declaration where the declaration is."""
+    try:
+        yield
+    except ConfigError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, "<"))]
+        if theirs:
+            error.args = (f"{theirs[-1].filename}:{theirs[-1].lineno}: {error}",)
+        raise
 
 
 def _attribute(module: ModuleType, name: str) -> Any:

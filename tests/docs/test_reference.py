@@ -32,7 +32,7 @@ from seekpoint.kafka.client import Client
 from seekpoint.postgres.engine import _KEEPALIVES
 from seekpoint.sinks import Append
 from seekpoint.worker.health import Health
-from support.docs_pages import ROOT, named, section
+from support.docs_pages import ROOT, named, read, section
 
 API, EVENTS, CONFIGURATION, JOBS = (
     named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration", "reload")
@@ -223,3 +223,14 @@ def _is_module(path: Path) -> bool:
     if path.is_dir():
         return any(path.glob("*.py"))
     return path.suffix == ".py" and path.stem != "__init__"
+
+
+def test_the_architecture_page_names_modules_that_there_are() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / "src").rglob("*.py")
+    }
+    page = read(ROOT / "docs" / "internals" / "architecture.md")
+    names = {name for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", page) if not name.endswith(".toml")}
+    assert len(names) > 20
+    assert sorted(name for name in names if not any(f".{module}".endswith(f".{name}") for module in modules)) == []

@@ -56,7 +56,7 @@ from seekpoint.ledger.schema_revision import (
 )
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres import pooler
-from seekpoint.postgres.connection_checks import watch
+from seekpoint.postgres.engine import watch
 from seekpoint.postgres.sqlstates import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 __all__ = [

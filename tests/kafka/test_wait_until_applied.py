@@ -20,7 +20,7 @@ from seekpoint.cli.retry_status import RetryStatus
 from seekpoint.errors import ConfigError, NotApplied, SeekpointError
 from seekpoint.ledger import Passed, wait
 from seekpoint.ledger.claim import Attempt
-from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.tables import dead_letter, in_schema
 from seekpoint.records import State
 from support.fixtures import NewEngine

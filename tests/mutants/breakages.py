@@ -58,7 +58,7 @@ def breakage(name: str, file: str, old: str, new: str, *tests: str, times: int =
     return Breakage(name, (Edit(file, old, new, times),), tests)
 
 
-_STATEMENTS = "ledger/sql/worker.py"
+_STATEMENTS = "ledger/sql/partition_offset.py"
 _ADMINISTRATION = "ledger/sql/admin.py"
 _TOKEN = (
     Edit(_STATEMENTS, "    offset.token == HELD.c.token,  # I2: only the holder of the current claim\n", ""),
@@ -133,14 +133,14 @@ BREAKAGES = (
     ),
     breakage(
         "an unknown topic taken for the one that was claimed",
-        "worker/assignment/topic_ids.py",
+        "worker/assignment/claiming.py",
         "        if at is None or topic_id == at.claim.topic_id:",
         "        if at is None or topic_id in {None, at.claim.topic_id}:",
         UNKNOWN,
     ),
     breakage(
         "an unknown topic's part of the batch is passed",
-        "worker/assignment/topic_ids.py",
+        "worker/assignment/claiming.py",
         "            found[partition] = None",
         "            pass",
         f"{KAFKA}::test_i4_while_a_topic_is_unknown_nothing_of_it_commits_and_the_others_do",
@@ -239,7 +239,7 @@ BREAKAGES = (
             _NO_LOOK_BEFORE_COMMIT,
             Edit(_STATEMENTS, "    where=offset.topic_id == _claim.excluded.topic_id,\n", ""),
             Edit(
-                "worker/assignment/topic_ids.py",
+                "worker/assignment/claiming.py",
                 "        if at is None or topic_id == at.claim.topic_id:",
                 "        if True:",
             ),
@@ -305,7 +305,7 @@ BREAKAGES = (
     ),
     breakage(
         "a handler ends the transaction by its driver's connection",
-        "postgres/handler_guard.py",
+        "postgres/connection.py",
         'partial(misuse, "commit()"), close',
         "partial(type(driver).commit, driver), close",
         f"{UNIT_OF_WORK}::test_ending_the_transaction_is_refused",
@@ -326,7 +326,7 @@ BREAKAGES = (
     ),
     breakage(
         "a handler's search_path outlives its part",
-        "postgres/part_savepoints.py",
+        "postgres/connection.py",
         'again = self._path_and_role if self.is_lent else ""',
         'again = ""',
         f"{LENT}::test_the_next_part_of_a_batch_finds_its_tables_where_the_first_did",
@@ -427,7 +427,7 @@ BREAKAGES = (
     ),
     breakage(
         "a worker that is given up keeps its connection",
-        "postgres/connection_socket.py",
+        "postgres/session.py",
         "                    self._socket.shutdown(socket.SHUT_RDWR)",
         "                    pass",
         "tests/kafka/test_lifecycle.py::test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace",
@@ -489,7 +489,7 @@ BREAKAGES = (
     ),
     breakage(
         "a dead letter is closed twice",
-        "ledger/dead_letters/statements.py",
+        "ledger/sql/dead_letters.py",
         '_dead_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
         '_dead_letter.id == bindparam("closing", type_=BigInteger))',
         f"{LETTERS}::test_two_operators_at_once_decide_once",

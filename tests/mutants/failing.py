@@ -106,7 +106,7 @@ FAILING = (
                 "        new = [c for c in claims if c.unreleased >= retry.crashes]\n",
             ),
             Edit(
-                "ledger/sql/worker.py",
+                "ledger/sql/partition_offset.py",
                 "offset.suspect_end > offset.next_offset), offset.suspect_end),\n            else_",
                 "offset.suspect_end > offset.next_offset), _range.c.end_offset),\n            else_",
             ),
@@ -116,8 +116,8 @@ FAILING = (
     Breakage(
         "suspect range noted without the claim",
         (
-            Edit("ledger/sql/worker.py", ", offset.token == SUSPECTED.c.token)", ")"),
-            Edit("ledger/sql/worker.py", ", offset.token == _range.c.token)", ")"),
+            Edit("ledger/sql/partition_offset.py", ", offset.token == SUSPECTED.c.token)", ")"),
+            Edit("ledger/sql/partition_offset.py", ", offset.token == _range.c.token)", ")"),
         ),
         ("tests/postgres/ledger/test_attempts.py::test_i2_a_suspect_range_is_noted_under_the_claim_alone",),
     ),
@@ -132,17 +132,17 @@ FAILING = (
         "replay without locks and without a look at the state",
         (
             Edit(
-                "ledger/dead_letters/statements.py",
+                "ledger/sql/dead_letters.py",
                 "LOCK_DEAD_LETTER = GET_DEAD_LETTER.with_for_update()\n",
                 "LOCK_DEAD_LETTER = GET_DEAD_LETTER\n",
             ),
             Edit(
-                "ledger/dead_letters/statements.py",
+                "ledger/sql/dead_letters.py",
                 '_dead_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
                 '_dead_letter.id == bindparam("closing", type_=BigInteger))',
             ),
             Edit(
-                "ledger/dead_letters/store.py",
+                "ledger/dead_letters.py",
                 "            scope.execute(LOCK_ROW, topic=where.topic, partition=where.partition).one_or_none()\n",
                 "",
             ),

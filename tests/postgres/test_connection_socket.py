@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine
 
-from seekpoint.postgres.connection_socket import ConnectionSocket
+from seekpoint.postgres.session import ConnectionSocket
 from seekpoint.postgres.user_code_time import Stopwatch
 
 

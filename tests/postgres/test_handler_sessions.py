@@ -12,8 +12,7 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Batch, Poison
-from seekpoint.postgres.session import Session
-from seekpoint.postgres.transaction_errors import CommitRefused
+from seekpoint.postgres.session import CommitRefused, Session
 from support.fixtures import NewEngine
 from support.round_trips import trips
 from support.service import Service, driver

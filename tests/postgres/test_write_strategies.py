@@ -27,8 +27,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.deferred import Last
-from seekpoint.postgres.session import Session
-from seekpoint.postgres.transaction_errors import TransactionFailed
+from seekpoint.postgres.session import Session, TransactionFailed
 from seekpoint.records import AnyRecord
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow

@@ -18,8 +18,7 @@ from seekpoint.errors import CodecUnavailable
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.deferred import Last
 from seekpoint.postgres.pipelining import PipelinedStatements
-from seekpoint.postgres.session import Session
-from seekpoint.postgres.transaction_errors import CommitRefused
+from seekpoint.postgres.session import CommitRefused, Session
 from seekpoint.records import Partition
 from seekpoint.sinks import Upsert
 from seekpoint.sinks.arrow import AppendArrow

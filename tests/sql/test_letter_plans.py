@@ -11,8 +11,8 @@ from sqlalchemy import Connection, text
 
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.ledger.sql import admin as administration
+from seekpoint.ledger.sql import dead_letters as deadletters
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.plans import (
     Filled,

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Connection, Engine, Row, text
 
 from seekpoint.ledger import Expected, Ledger, Move
-from seekpoint.ledger.dead_letters import statements as deadletters
-from seekpoint.ledger.sql import worker as statements
+from seekpoint.ledger.sql import dead_letters as deadletters
+from seekpoint.ledger.sql import partition_offset as statements
 from seekpoint.records import Partition
 from support.plans import Filled, Plan, filled_ledger, flush_counts, plan_of, prepared_plan, scans, sequential_scans
 

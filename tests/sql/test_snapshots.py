@@ -27,12 +27,12 @@ from seekpoint.jobs.run import statements as reload
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, wait
 from seekpoint.ledger.claim import end_abandoned
 from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import worker as statements
+from seekpoint.ledger.sql import dead_letters as deadletters
+from seekpoint.ledger.sql import partition_offset as statements
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
-from seekpoint.worker.replay import statements as admin
+from seekpoint.worker.replay import replay_one as admin
 
 FOLDER = Path(__file__).parent
 REWRITE = os.environ.get("SEEKPOINT_REWRITE_SQL") == "1"

@@ -15,7 +15,7 @@ from seekpoint.records import BLOCKED_BY_KEY, Cause, Failure, NewDeadLetter, Sta
 from seekpoint.testing import raw
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
-from seekpoint.worker.open_batch import Buffer, OpenBatch, Result
+from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch
 
 
 class Source:
@@ -24,7 +24,7 @@ class Source:
     def __init__(self) -> None:
         self.at: dict[int, int] = {}
 
-    def batch(self, **partitions: str) -> tuple[Result, int]:
+    def batch(self, **partitions: str) -> tuple[BatchResult, int]:
         records, reads, asides = [], {}, []
         for name, kinds in partitions.items():
             number = int(name[1:])
@@ -43,10 +43,10 @@ class Source:
         batch = OpenBatch(Buffer(Chunk(records, reads), lambda: None, lambda _: Answer({}, 0), Limits()))
         for aside in asides:
             batch.outcome.add_dead_letter(aside)
-        return Result.of(batch, len(records) - len(asides)), len(records) - len(asides)
+        return BatchResult.of(batch, len(records) - len(asides)), len(records) - len(asides)
 
 
-def passes(quarantine: DeadLetterLimitCheck, batch: Result, applied: int) -> None:
+def passes(quarantine: DeadLetterLimitCheck, batch: BatchResult, applied: int) -> None:
     quarantine.count(quarantine.check(batch, applied))
 
 
@@ -74,7 +74,7 @@ def test_batches_in_between_that_pass_nothing_do_not_end_the_row() -> None:
         again, _ = source.batch(p0=".", p1="x")
         stop = RetryLater(Partition("t", 0), source.at[0] - 1, "", failure=BLOCKED_BY_KEY, wait=0.0)
         again.batch.outcome.stop_at(stop)
-        passes(quarantine, Result.of(again.batch, 0), 0)
+        passes(quarantine, BatchResult.of(again.batch, 0), 0)
         passes(quarantine, *source.batch(p0="h"))
         passes(quarantine, *source.batch(p0="x", p1="."))
     with pytest.raises(TooManyDeadLetters):

@@ -25,7 +25,7 @@ from demo.reload.report import Reloaded, Report
 from demo.worker_pool import DemoFailed
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.worker.load_pipeline import load
+from seekpoint.worker.import_by_name import load
 
 FLIGHTS = list(read_flights(5))
 #: What whoever reads the report looks for, in each reload and in the whole.

@@ -19,7 +19,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, Span, State
 from seekpoint.testing import raw
 from seekpoint.worker.assignment.chunk import Chunk, Read, chain
-from seekpoint.worker.open_batch import Buffer, OpenBatch, Result, moves
+from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch, moves
 
 A, B = Partition("a", 0), Partition("b", 1)
 TOKENS: dict[Partition, UUID] = {A: uuid4(), B: uuid4()}
@@ -245,7 +245,7 @@ def test_a_result_passes_what_is_applied_or_a_dead_letter_and_nothing_after_a_st
     set_aside(batch, 1)
     batch.outcome.stop_at(stop(A, 3))
     assert offsets(batch.chunks()) == [("a", 0)]
-    result = Result.of(batch, applied=1)
+    result = BatchResult.of(batch, applied=1)
     assert [r.offset for r in result.passed()] == [0, 1], "2 is blocked by its key"
     assert [r.offset for r in result.passed(newest_first=True)] == [1, 0]
     assert (result.position(A), result.spans) == (3, (Span(A, 0, 3),))

@@ -11,8 +11,8 @@ from psycopg import errors as pg
 
 from seekpoint import Partition, events
 from seekpoint.errors import Fenced, HandlerMisuse, KafkaUnavailable
+from seekpoint.postgres.session import CommitRefused, CommitUnanswered, DeferredFailure
 from seekpoint.postgres.sqlstates import fault_of
-from seekpoint.postgres.transaction_errors import CommitRefused, CommitUnanswered, DeferredFailure
 from seekpoint.records import Cause
 from seekpoint.testing import raw
 from seekpoint.worker.apply import TRIES, Failed, Mode

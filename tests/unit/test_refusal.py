@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import SchemaMismatch
-from seekpoint.worker.start_errors import is_transient_at_start
+from seekpoint.postgres.sqlstates import is_transient_at_start
 
 FATAL = 'connection failed: connection to server at "10.0.0.1", port 5432 failed: FATAL:  '
 

@@ -12,7 +12,7 @@ import pytest
 from seekpoint import Pipeline, Worker
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.tables.targets import sources
-from seekpoint.worker.load_pipeline import load, load_function, load_pipeline
+from seekpoint.worker.import_by_name import load, load_function, load_pipeline
 
 MODULE = """\
 from seekpoint import Append, Bytes, Pipeline, Worker

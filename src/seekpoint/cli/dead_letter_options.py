@@ -11,7 +11,7 @@ import typer
 from seekpoint.admin import Chosen, Where
 from seekpoint.cli.options import since
 from seekpoint.errors import ConfigError
-from seekpoint.ledger.dead_letters.dead_letter import OPEN
+from seekpoint.ledger.dead_letters import OPEN
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Cause, State
 

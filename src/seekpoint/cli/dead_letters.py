@@ -29,7 +29,7 @@ from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.records import notes
-from seekpoint.worker.load_pipeline import load_pipeline
+from seekpoint.worker.import_by_name import load_pipeline
 
 app = typer.Typer(
     help="Records that were passed and not applied: list, show, replay, discard, export.",

@@ -15,7 +15,7 @@ from seekpoint.pipeline.sink import Sink
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert.strategy import described
-from seekpoint.worker.load_pipeline import load_pipeline
+from seekpoint.worker.import_by_name import load_pipeline
 
 APPENDS = {
     "copy": {"copy": "always: COPY into the table"},

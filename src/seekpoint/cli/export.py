@@ -18,7 +18,7 @@ from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.export import Archive, Export, Exported
 from seekpoint.jobs.export.export import RANGE
-from seekpoint.worker.load_pipeline import load_pipeline
+from seekpoint.worker.import_by_name import load_pipeline
 
 
 @command

@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from seekpoint.cli.errors import keep_secret
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import Limits
-from seekpoint.worker.load_pipeline import load_function
+from seekpoint.worker.import_by_name import load_function
 from seekpoint.worker.worker import Worker
 
 Targets = Annotated[

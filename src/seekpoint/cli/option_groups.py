@@ -29,7 +29,7 @@ from seekpoint.cli.options import (
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.worker.load_pipeline import load
+from seekpoint.worker.import_by_name import load
 from seekpoint.worker.worker import Worker
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -14,8 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from seekpoint.cli.errors import keep_secret
 from seekpoint.errors import ConfigError
-from seekpoint.postgres.connection_checks import watch
-from seekpoint.postgres.engine import read_url
+from seekpoint.postgres.engine import read_url, watch
 
 _DATABASE_URL = typer.Option(envvar="SEEKPOINT_DATABASE_URL", help="postgresql://user:password@host:5432/database")
 DatabaseUrl = Annotated[str, _DATABASE_URL]

@@ -20,7 +20,7 @@ from seekpoint.cli.job_options import refuse_extras
 from seekpoint.cli.option_groups import ServerOptions, command
 from seekpoint.cli.output import numbered
 from seekpoint.pipeline.policy import Limits
-from seekpoint.worker.load_pipeline import load
+from seekpoint.worker.import_by_name import load
 from seekpoint.worker.worker import Worker
 
 logger = logging.getLogger("seekpoint.cli")

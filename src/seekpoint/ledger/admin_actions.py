@@ -10,10 +10,10 @@ from uuid import UUID, uuid4
 from sqlalchemy import Row
 
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.positions import Position, position
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as sql
-from seekpoint.ledger.sql.worker import SHARE_GROUP
+from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.ledger.tables import LARGEST_BIGINT
 from seekpoint.records import Partition, storable
 

@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.ledger.claim import Claim
-from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.sql import worker as sql
+from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import partition_offset as sql
 from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_error, sqlstate
 
 

@@ -21,9 +21,9 @@ from seekpoint.errors import (
 )
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.declaration import Comparison, Declaration, compare, require, store
-from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import worker as sql
+from seekpoint.ledger.sql import partition_offset as sql
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seekpoint.errors import ConfigError, DeclarationDiffers, HandlerOutdated
-from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as sql
 
 Tables = tuple[str, ...]

@@ -20,10 +20,10 @@ from seekpoint.ledger.admin_actions import LastReset
 from seekpoint.ledger.advance import Expected, Move, Settings, SuspectNote, advance, fenced, hold
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
-from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.positions import Position, position, positions_of
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import worker as sql
+from seekpoint.ledger.sql import partition_offset as sql
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.pipeline.policy import Limits

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.sql import worker as sql
+from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import partition_offset as sql
 from seekpoint.records import Partition
 
 

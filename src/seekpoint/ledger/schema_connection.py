@@ -1,4 +1,4 @@
-"""A connection whose statements use the ledger's tables in the installed schema."""
+"""A connection whose statements use the ledger's tables in the installed schema, and one of a group."""
 
 from __future__ import annotations
 
@@ -77,3 +77,20 @@ def _element(value: Any) -> str:
         return str(value)
     text = str(value)
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class GroupConnection(SchemaConnection):
+    """Adds the group's name to the parameters of each statement."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, connection: Connection, schema: str, group: str) -> None:
+        super().__init__(connection, schema)
+        self.group = group
+
+    def insert(self, statement: Executable, **values: Any) -> None:
+        """Insert one row whose column ``consumer_group`` has the group's name."""
+        self.connection.execute(statement, {"consumer_group": self.group, **values}, execution_options=self._options)
+
+    def _given(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"group": self.group, **parameters}

@@ -14,8 +14,8 @@ from sqlalchemy import BigInteger, Row, Text, and_, bindparam, func, literal, li
 
 from seekpoint.errors import ConfigError, NotApplied
 from seekpoint.ledger.claim import DELAYED
-from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.sql import worker as sql
+from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import partition_offset as sql
 from seekpoint.ledger.tables import (
     IS_RESET,
     LARGEST_BIGINT,

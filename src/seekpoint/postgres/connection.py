@@ -4,20 +4,130 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import psycopg
+from psycopg import sql
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import Connection, CursorResult, Engine
+from sqlalchemy import Connection, CursorResult, Engine, PoolProxiedConnection
 
 from seekpoint.errors import HandlerMisuse
 from seekpoint.postgres.deferred import DeferredStatements
-from seekpoint.postgres.handler_guard import GuardedProxy, ending_refused, savepoints_ended, settings_kept
-from seekpoint.postgres.part_savepoints import PartSavepoints
 from seekpoint.postgres.pipelining import PipelinedStatements, begin_with
 from seekpoint.postgres.sent_statements import Sent
 from seekpoint.postgres.session_state import SessionState
+
+Misuse = Callable[[str], NoReturn]
+"""Raises HandlerMisuse; called with what the handler has called."""
+
+
+class GuardedProxy:
+    """The pool's proxy of a connection that a handler has: refuses to return it to the pool or to detach it."""
+
+    def __init__(self, proxy: PoolProxiedConnection, misuse: Misuse) -> None:
+        self._proxy, self._misuse = proxy, misuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proxy, name)
+
+    def close(self) -> None:
+        self._misuse("close()")
+
+    def detach(self) -> None:
+        self._misuse("detach()")
+
+    def invalidate(self, *_: Any, **__: Any) -> None:
+        self._misuse("invalidate()")
+
+
+@contextmanager
+def ending_refused(driver: Any, misuse: Misuse) -> Iterator[None]:
+    """Within the block the driver's connection refuses ``commit()`` and ``close()``.
+
+    Every way to end the transaction that is not a statement's text goes through these methods.
+    """
+
+    def close() -> None:
+        if not driver.closed:  # else SQLAlchemy closes what the server has ended
+            misuse("close()")
+        type(driver).close(driver)
+
+    driver.commit, driver.close = partial(misuse, "commit()"), close
+    try:
+        yield
+    finally:
+        del driver.commit, driver.close
+
+
+@contextmanager
+def savepoints_ended(tx: Connection) -> Iterator[None]:
+    """End the savepoints that the block leaves open: released, or rolled back on any exception."""
+    ours = tx.get_nested_transaction()
+    try:
+        yield
+    except BaseException:
+        while (left := tx.get_nested_transaction()) is not None and left is not ours:
+            left.rollback()
+        raise
+    while (left := tx.get_nested_transaction()) is not None and left is not ours:
+        left.commit()
+
+
+@contextmanager
+def settings_kept(driver: psycopg.Connection[Any]) -> Iterator[None]:
+    """Restore the settings of the driver's connection after the block."""
+    names = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold", "prepared_max")
+    before = {name: getattr(driver, name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(driver, name, value)
+
+
+class PartSavepoints:
+    """Divides a transaction into parts, with one round trip for each (``begin_nested()`` needs two).
+
+    ``prepare`` is called before each part. ``is_lent``: a handler may have set another search_path or role, so each
+    part that follows sets them as they were before the first.
+    """
+
+    def __init__(self, driver: psycopg.Connection[Any], prepare: Callable[[], None]) -> None:
+        self.is_lent = False
+        self._driver, self._prepare = driver, prepare
+        self._path_and_role = ""
+
+    def begin(self) -> None:
+        """Begin the first part."""
+        self._prepare()
+        asked = "SELECT current_setting('search_path'), current_setting('role'); SAVEPOINT seekpoint_part"
+        path, role = self._driver.cursor(row_factory=tuple_row).execute(asked, prepare=False).fetchone() or ("", "none")
+        # A handler's temporary table must not hide a table of the same name from later parts.
+        shown = path if "pg_temp" in path else ", ".join([*filter(None, [path]), "pg_temp"])
+        self._path_and_role = (
+            sql.SQL("SELECT set_config('search_path', {}, true), set_config('role', {}, true);")
+            .format(sql.Literal(shown), sql.Literal(role))
+            .as_string()
+        )
+
+    def keep(self) -> None:
+        """Keep what was written since the part began, and begin the next part.
+
+        search_path and role are set as before the first part, in case a handler has changed them.
+        """
+        self._prepare()
+        again = self._path_and_role if self.is_lent else ""
+        self._command(f"RELEASE SAVEPOINT seekpoint_part; {again} SAVEPOINT seekpoint_part")
+
+    def undo(self) -> None:
+        """Undo what was written since the part began, and begin it again."""
+        self._prepare()
+        self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
+
+    def _command(self, command: str) -> None:
+        self._driver.execute(command, prepare=False)  # two commands in one cannot be prepared
 
 
 class HandlerConnection(Connection):

@@ -43,7 +43,7 @@ from seekpoint.postgres.sqlstates import (
 from seekpoint.records import AnyRecord, Cause, Partition, RawRecord, Span, add_note, one_line
 from seekpoint.worker.bisect import PartFailure, Strides, bisect
 from seekpoint.worker.failure_policy import fail
-from seekpoint.worker.open_batch import OpenBatch, Result
+from seekpoint.worker.open_batch import BatchResult, OpenBatch
 
 Rows = tuple[Row, ...]
 E = TypeVar("E", bound=BaseException)
@@ -131,7 +131,7 @@ class Mode:
         return self.attempt <= TRIES
 
 
-def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mode, strides: Strides) -> Result:
+def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mode, strides: Strides) -> BatchResult:
     """Write the batch as a whole, or in parts where records fail.
 
     Raises Failed where a record may be at fault; misuse, and a lost connection, as they are.
@@ -140,8 +140,8 @@ def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mod
         tx.deferred.last = Last.SINK if pipeline.handle is None else Last.HANDLER
     chunks = _decoded(pipeline, batch.chunks(), batch)
     if mode.is_bisecting:
-        return Result.of(batch, _apply_parts(tx, pipeline, _records(chunks), batch, mode, strides=strides))
-    return Result.of(batch, _apply_whole(tx, pipeline, chunks, batch))
+        return BatchResult.of(batch, _apply_parts(tx, pipeline, _records(chunks), batch, mode, strides=strides))
+    return BatchResult.of(batch, _apply_whole(tx, pipeline, chunks, batch))
 
 
 def _apply_whole(tx: HandlerConnection, pipeline: Pipeline, chunks: Iterable[DecodedChunk], batch: OpenBatch) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from seekpoint.errors import TooManyDeadLetters
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import NewDeadLetter, Partition, State
-from seekpoint.worker.open_batch import Result
+from seekpoint.worker.open_batch import BatchResult
 
 FailedByOffset = Mapping[Partition, Mapping[int, NewDeadLetter]]
 """The dead letters of one batch, by partition and offset."""
@@ -33,7 +33,7 @@ class DeadLetterLimitCheck:
         self._batches: deque[tuple[int, int]] = deque()  # passed and failed, of as many as have ``window`` records
         self._passed = self._failed = 0
 
-    def check(self, batch: Result, applied: int) -> BatchCounts:
+    def check(self, batch: BatchResult, applied: int) -> BatchCounts:
         """What the batch adds, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
         dead_letters = [one for one in batch.dead_letters if one.state is not State.BLOCKED]
         failed = _by_offset(dead_letters)
@@ -63,7 +63,7 @@ class ConsecutiveFailures:
     def __init__(self, streaks: Mapping[Partition, int]) -> None:
         self._streaks = streaks
 
-    def exceeds(self, most: int, batch: Result, failed: FailedByOffset) -> NewDeadLetter | None:
+    def exceeds(self, most: int, batch: BatchResult, failed: FailedByOffset) -> NewDeadLetter | None:
         """The first dead letter of the batch that makes a streak longer than ``most``, or None."""
         if not any(self._streaks.get(at, 0) + len(found) > most for at, found in failed.items()):
             return None
@@ -76,7 +76,7 @@ class ConsecutiveFailures:
                 return one
         return None
 
-    def after(self, batch: Result, failed: FailedByOffset) -> ConsecutiveFailures:
+    def after(self, batch: BatchResult, failed: FailedByOffset) -> ConsecutiveFailures:
         """The streaks once the batch is committed. A batch that is stopped in front of all its records changes none."""
         streaks, added = dict(self._streaks), dict.fromkeys(failed, 0)
         growing = {*failed, *(at for at in streaks if at in batch.reads)}

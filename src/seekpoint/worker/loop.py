@@ -23,7 +23,7 @@ from seekpoint.errors import (
     StopTimeout,
 )
 from seekpoint.events import Announcer
-from seekpoint.kafka.client import KafkaException, raise_if_fatal
+from seekpoint.kafka.client import KafkaException, lazy_records, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
 from seekpoint.ledger import Ledger
@@ -31,15 +31,13 @@ from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.postgres import pooler
 from seekpoint.postgres.backoff import Backoff
-from seekpoint.postgres.sqlstates import is_transient
+from seekpoint.postgres.sqlstates import is_transient, is_transient_at_start
 from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.records import RawRecord, one_line, running_line
+from seekpoint.records import Partition, RawRecord, one_line, running_line
 from seekpoint.worker.assignment import Chunk, Resources, Standby, WorkerAssignment
 from seekpoint.worker.heartbeat import Heartbeat
-from seekpoint.worker.next_records import DueAndNew
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
 from seekpoint.worker.single_attempts import SingleAttempts
-from seekpoint.worker.start_errors import is_transient_at_start
 from seekpoint.worker.unit_of_work import Committer
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
@@ -374,3 +372,34 @@ class Loop:
             self._announced_at.clear()
             self._waits = Backoff().waits(self._chance)
             self._announce(events.Recovered())
+
+
+class DueAndNew:
+    """Reads chunks of due records from the scheduler, and of new ones from the client."""
+
+    def __init__(self, assignment: WorkerAssignment, announce: Announcer) -> None:
+        self._assignment, self._announce = assignment, announce
+        self._due_first = False  # whether a single free place in a batch is a due record's
+
+    def read(self, most: int, wait: float) -> Chunk[RawRecord] | None:
+        """Up to ``most`` records, due ones first; waits up to ``wait`` seconds for a first one. None: there is none."""
+        room, due, scheduler = min(CHUNK, most), None, self._assignment.scheduler
+        if scheduler:
+            # Half of the room each: neither due records nor new ones keep the others out.
+            self._due_first = not self._due_first
+            due = scheduler.due(room // 2 + self._due_first)
+            room -= len(due)
+            wait = 0 if len(due) else scheduler.wait(wait)
+        new = self._assignment.accept_messages(self._assignment.client.read(room, wait)) if room else None
+        if new is None or not len(new):
+            return due if due is not None and len(due) else None
+        self._announce(events.ChunkRead(records=len(new)))
+        chunk = self._readable(new)
+        return chunk if due is None or not len(due) else due.and_then(chunk)
+
+    def _readable(self, new: Chunk[Any]) -> Chunk[RawRecord]:
+        """The messages as lazy records; those that cannot be read are found now."""
+        records, unreadable = lazy_records(list(new), next(iter(new.reads)) if len(new.reads) == 1 else None)
+        for record, error in unreadable:
+            self._assignment.active[Partition(record.topic, record.partition)].unreadable[record.offset] = error
+        return Chunk(records, new.reads, unreadable)

@@ -308,7 +308,7 @@ def spans_of(found: Sequence[Move]) -> tuple[Span, ...]:
 
 
 @dataclass(slots=True)
-class Result:
+class BatchResult:
     """What one attempt has made of its batch: what the transaction records, and what is announced after COMMIT."""
 
     applied: int
@@ -320,7 +320,7 @@ class Result:
     batch: OpenBatch
 
     @classmethod
-    def of(cls, batch: OpenBatch, applied: int) -> Result:
+    def of(cls, batch: OpenBatch, applied: int) -> BatchResult:
         """The result of a batch of which so many records were applied."""
         buffer, outcome = batch.buffer, batch.outcome
         found = moves(buffer, outcome)

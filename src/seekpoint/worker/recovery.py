@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from seekpoint import events
 from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped
+from seekpoint.postgres.session import CommitRefused, DeferredFailure, raised_by
 from seekpoint.postgres.sqlstates import FEATURE_NOT_SUPPORTED, Fault, connection_lost, fault_of, is_transient, sqlstate
-from seekpoint.postgres.transaction_errors import CommitRefused, DeferredFailure, raised_by
 from seekpoint.records import Cause, Partition, RawRecord
 from seekpoint.worker.apply import TRIES, Failed, Mode, as_deferred
 

@@ -20,10 +20,8 @@ from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.connection_socket import ConnectionSocket
-from seekpoint.postgres.session import Session
+from seekpoint.postgres.session import CommitUnanswered, ConnectionSocket, Session, raised_by
 from seekpoint.postgres.sqlstates import TRANSACTION_TIMEOUT, sqlstate
-from seekpoint.postgres.transaction_errors import CommitUnanswered, raised_by
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
 from seekpoint.sinks.upsert.upsert import Upsert
@@ -31,7 +29,7 @@ from seekpoint.worker.apply import Mode, apply
 from seekpoint.worker.bisect import Strides
 from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
 from seekpoint.worker.failure_policy import fail
-from seekpoint.worker.open_batch import DeadKeys, OpenBatch, Result
+from seekpoint.worker.open_batch import BatchResult, DeadKeys, OpenBatch
 from seekpoint.worker.recovery import (
     DropPartitions,
     GiveUp,
@@ -222,13 +220,13 @@ class Committer:
         batch.drop(dropped)
         return bool(dropped) or not drop.gives_up
 
-    def _insert_dead_letters(self, tx: HandlerConnection, result: Result) -> None:
+    def _insert_dead_letters(self, tx: HandlerConnection, result: BatchResult) -> None:
         """What is passed without being applied becomes a row, in this transaction (I1, I4)."""
         if dead_letters := result.dead_letters:
             topic_ids = {p.topic: read.claim.topic_id for p, read in result.reads.items()}
             self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)
 
-    def _record_suspect_part(self, tx: HandlerConnection, result: Result) -> None:
+    def _record_suspect_part(self, tx: HandlerConnection, result: BatchResult) -> None:
         """Which part of a suspect range is tried next, with the end of this one: a transaction less for each."""
         if (suspects := result.batch.suspects) is None:
             return
@@ -241,7 +239,7 @@ class Committer:
                 part_end = suspects.noted = suspects.part_end(position)
             self._ledger.record_suspects(tx, [SuspectNote(read.claim, suspects.end, part_end)])
 
-    def _record_attempts(self, tx: HandlerConnection, result: Result) -> None:
+    def _record_attempts(self, tx: HandlerConnection, result: BatchResult) -> None:
         """In front of which record a partition waits, how often it was tried, and when it is due."""
         notes, found = [], []
         for partition, stop in result.stops.items():
@@ -262,14 +260,14 @@ class Committer:
         if found:
             self._ledger.record_suspects(tx, [SuspectNote(claim, None) for claim in found])
 
-    def _require_same_topics(self, result: Result) -> None:
+    def _require_same_topics(self, result: BatchResult) -> None:
         """Since the last read, no topic was recreated: the records belong to the offsets (I4)."""
         identity = result.batch.buffer.identity
         assert identity is not None
         if mismatches := self._owner.topic_id_mismatches(identity, list(result.reads)):
             raise TopicIdMismatch(mismatches)
 
-    def _announce_handlers(self, tx: HandlerConnection, result: Result, mode: Mode) -> None:
+    def _announce_handlers(self, tx: HandlerConnection, result: BatchResult, mode: Mode) -> None:
         """Announce what is unexpected in the handler's part of a transaction, and no error."""
         if changed := self._session.changed:
             self._announce(events.SessionReplaced(group=self._pipeline.group, changed=changed))
@@ -278,7 +276,7 @@ class Committer:
                 events.HandlerWroteNothing(group=self._pipeline.group, spans=result.spans, records=result.applied)
             )
 
-    def _announce_dead_letters(self, result: Result) -> None:
+    def _announce_dead_letters(self, result: BatchResult) -> None:
         for aside in result.dead_letters:
             at = aside.record
             self._announce(
@@ -290,7 +288,7 @@ class Committer:
                 )
             )
 
-    def _end_at_stops(self, result: Result) -> None:
+    def _end_at_stops(self, result: BatchResult) -> None:
         if stops := {p: stop for p, stop in result.stops.items() if not isinstance(stop, RetryLater)}:
             self._owner.stop_or_reclaim(stops)
         for partition, stop in result.stops.items():

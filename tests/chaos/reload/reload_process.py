@@ -15,7 +15,7 @@ from seekpoint import Limits, Worker, events
 from seekpoint.errors import HandlerOutdated
 from seekpoint.jobs.reload import Reload
 from seekpoint.testing.child_process import ChildProcess, obey, receive, report, start_python
-from seekpoint.worker.load_pipeline import load_pipeline
+from seekpoint.worker.import_by_name import load_pipeline
 
 OUTDATED = 3  # the exit code of a worker that is too old
 REPORTED = (events.Started, events.Activated, events.OnStandby, events.StandbyEnded, events.Refused)

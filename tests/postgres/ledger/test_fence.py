@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 
 from seekpoint.errors import Fenced, HandlerMisuse
 from seekpoint.ledger import Expected, Move
-from seekpoint.ledger.sql import worker as statements
+from seekpoint.ledger.sql import partition_offset as statements
 from support.ledger_desk import Desk, backend, wait_until_blocked
 
 Desks = Callable[..., Desk]

@@ -43,7 +43,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import connection_lost, is_data_error
 from seekpoint.records import one_line
-from seekpoint.worker.load_pipeline import load_pipeline
+from seekpoint.worker.import_by_name import load_pipeline
 
 ENDS = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over
 ROUNDS = 3  # of staging; what is missing then is not to be had

@@ -19,7 +19,7 @@ from seekpoint.ledger import Claim
 from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
 from seekpoint.ledger.declaration import Declaration
-from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import schema_translation

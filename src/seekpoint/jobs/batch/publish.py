@@ -22,7 +22,7 @@ from seekpoint.jobs.tables.targets import Path, PipelineSource, aimed
 from seekpoint.jobs.tables.targets import Target as TargetTable
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
-from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql.admin import LOCK_GROUP
 from seekpoint.postgres.backoff import TRIES, retried
 from seekpoint.postgres.sqlstates import connection_lost

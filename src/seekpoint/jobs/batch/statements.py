@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import ARRAY, Text, Uuid, bindparam, exists, func, literal, literal_column, select, update
 
-from seekpoint.ledger.sql.worker import GROUP
+from seekpoint.ledger.sql.partition_offset import GROUP
 from seekpoint.ledger.tables import IS_OPEN, consumer_group, dead_letter, partition_offset, reload_run
 
 _offset, _dead_letter = partition_offset.c, dead_letter.c

@@ -15,7 +15,7 @@ from seekpoint.jobs.export import statements as sql
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql.admin import ALONE
-from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE
+from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE
 from seekpoint.records import Partition
 
 LOCK_WAIT = "30s"

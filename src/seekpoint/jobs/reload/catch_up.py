@@ -20,8 +20,8 @@ from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, reme
 from seekpoint.jobs.tables.table_copies import owned_columns
 from seekpoint.jobs.tables.targets import PipelineSource, Target, aimed, aimed_pipeline, targets
 from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
-from seekpoint.ledger.dead_letters.dead_letter import dead_letter_of
-from seekpoint.ledger.dead_letters.statements import GET_DEAD_LETTER
+from seekpoint.ledger.dead_letters import dead_letter_of
+from seekpoint.ledger.sql.dead_letters import GET_DEAD_LETTER
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import Partition, RawRecord, State

@@ -21,7 +21,7 @@ from seekpoint.jobs.run.run import Driver, Run, Step, Tx, how_it_ended, run_of, 
 from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.ledger.admin_actions import record_action
-from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql.admin import LOCK_GROUP, REDRAW
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried

@@ -21,9 +21,9 @@ from seekpoint.jobs.tables.staging_schema import GENERATION
 from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, resolve, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
-from seekpoint.ledger.dead_letters.statements import COUNT_OPEN
 from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql.admin import ALONE
+from seekpoint.ledger.sql.dead_letters import COUNT_OPEN
 from seekpoint.records import Partition, storable
 
 

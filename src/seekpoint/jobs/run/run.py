@@ -19,9 +19,8 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.jobs.run import statements as sql
 from seekpoint.ledger.admin_actions import set_paused
-from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.schema_connection import SchemaConnection
-from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE, READ_GROUP
+from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE, READ_GROUP
 from seekpoint.ledger.tables import reload_position
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection

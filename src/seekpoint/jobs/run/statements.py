@@ -26,7 +26,7 @@ from sqlalchemy import (
     update,
 )
 
-from seekpoint.ledger.sql.worker import GROUP, unnest
+from seekpoint.ledger.sql.partition_offset import GROUP, unnest
 from seekpoint.ledger.tables import (
     IS_RESET,
     RELOAD_CLOSED,

@@ -15,7 +15,7 @@ from seekpoint.jobs.staging.stage import stage_range
 from seekpoint.jobs.staging.task_errors import ENDS, tell_ending
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.worker.load_pipeline import load_pipeline
+from seekpoint.worker.import_by_name import load_pipeline
 
 
 class StagingSource(MessageSource):

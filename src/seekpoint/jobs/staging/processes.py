@@ -18,7 +18,7 @@ from seekpoint.jobs.staging.stage import Staged, Task, stage_range
 from seekpoint.jobs.staging.task_errors import ENDS, error_as_text, error_of
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import one_line
-from seekpoint.worker.load_pipeline import load_pipeline
+from seekpoint.worker.import_by_name import load_pipeline
 
 CRASHES = 3  # of processes, in a row and for each: no range was staged between
 PATIENCE = 5.0  # seconds for a process to end by itself after SIGTERM

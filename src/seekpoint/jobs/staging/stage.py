@@ -27,8 +27,8 @@ from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, remember_columns, unlogged
 from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, targets
 from seekpoint.kafka.ranges import Piece, Range
-from seekpoint.ledger.dead_letters import dead_letter as letters
-from seekpoint.ledger.dead_letters.statements import INSERT_DEAD_LETTERS
+from seekpoint.ledger.dead_letters import insert_parameters
+from seekpoint.ledger.sql.dead_letters import INSERT_DEAD_LETTERS
 from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter, in_schema, reload_staged
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import RowRefused
@@ -239,7 +239,7 @@ def keep_dead_letters(
         own = {"group": pipeline.group, "its_version": pipeline.version, "its_dead_lettered_by": None}
         tx.connection.execute(
             INSERT_DEAD_LETTERS,
-            [letters.row(aside, ids) | own for aside in asides],
+            [insert_parameters(aside, ids) | own for aside in asides],
             execution_options=in_schema(staging.schema),
         )
 

@@ -17,7 +17,7 @@ from seekpoint.sinks.catalog import quoted, require_index
 from seekpoint.sinks.target_table import COLUMN, look
 from seekpoint.sinks.upsert.strategy import WriteStrategies
 from seekpoint.sinks.upsert.upsert import Upsert
-from seekpoint.worker.load_pipeline import load_pipeline
+from seekpoint.worker.import_by_name import load_pipeline
 
 Path = tuple[str, str]  # schema and table
 REPLACING = ("swap", "generation")  # strategies that put the rebuilt table in the place of the live one

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from seekpoint.ledger.sql.worker import (
+from seekpoint.ledger.sql.partition_offset import (
     APPLICATION,
     ASKED,
     FIRST_COLUMNS,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
 from seekpoint import events
 from seekpoint.errors import GroupPaused, PartitionStopped
-from seekpoint.kafka.identity import NO_ID
+from seekpoint.kafka.identity import NO_ID, Answer
 from seekpoint.kafka.offset_loss import unknown
 from seekpoint.ledger import Claim
+from seekpoint.ledger.claim import recreated
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
-from seekpoint.worker.assignment.partitions import ClaimingPartition
+from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPartition
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
 
@@ -150,3 +151,24 @@ class Claiming:
         self._ledger.record_action(
             "rolled back", partition, known, found, reason="the database lost what was committed here"
         )
+
+
+def topic_id_mismatches(
+    active: Mapping[Partition, ActivePartition], answer: Answer, partitions: Iterable[Partition]
+) -> dict[Partition, PartitionStopped | None]:
+    """Those of ``partitions`` whose topic is not the one their claim belongs to, each with its stop.
+
+    None where the topic's id is unknown at this moment: nothing of it may commit, and nothing is decided.
+    Raises KafkaUnavailable.
+    """
+    ids = answer.result()
+    found: dict[Partition, PartitionStopped | None] = {}
+    for partition in partitions:
+        at, topic_id = active.get(partition), ids[partition.topic]
+        if at is None or topic_id == at.claim.topic_id:
+            continue
+        if topic_id is None or topic_id == NO_ID:
+            found[partition] = None
+        else:
+            found[partition] = recreated(partition, at.claim.next_offset, at.claim.topic_id, topic_id)
+    return found

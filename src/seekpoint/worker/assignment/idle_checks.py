@@ -10,11 +10,10 @@ from seekpoint.kafka.identity import NO_ID, Answer
 from seekpoint.kafka.offset_loss import classify as classify_loss
 from seekpoint.ledger import Move, Position
 from seekpoint.records import Partition
-from seekpoint.worker.assignment.claiming import Claiming
+from seekpoint.worker.assignment.claiming import Claiming, topic_id_mismatches
 from seekpoint.worker.assignment.partitions import ClaimingPartition
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
-from seekpoint.worker.assignment.topic_ids import topic_id_mismatches
 
 
 class IdleChecks:

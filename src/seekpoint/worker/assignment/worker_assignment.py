@@ -20,13 +20,12 @@ from seekpoint.pipeline.policy import StartAt
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition, RawRecord
 from seekpoint.worker.assignment.chunk import Chunk
-from seekpoint.worker.assignment.claiming import Claiming
+from seekpoint.worker.assignment.claiming import Claiming, topic_id_mismatches
 from seekpoint.worker.assignment.idle_checks import IdleChecks
 from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPartition
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
-from seekpoint.worker.assignment.topic_ids import topic_id_mismatches
 
 
 class WorkerAssignment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from uuid import UUID
 
@@ -12,22 +12,47 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger.dead_letters import DeadLetter
-from seekpoint.ledger.sql.worker import READ_GROUP
+from seekpoint.ledger.sql.partition_offset import READ_GROUP
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.session import Session
 from seekpoint.records import storable
-from seekpoint.worker.replay.dead_letters import DeadLetterAdmin, open_at
+from seekpoint.worker.replay.dead_letter_admin import DeadLetterAdmin, open_at
 from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, keeps_order, refused
-from seekpoint.worker.replay.replay_one import Replayer
-from seekpoint.worker.replay.results import Planned, Replayed, Summary
+from seekpoint.worker.replay.replay_one import Replayed, Replayer
 from seekpoint.worker.replay.selection import Chosen, Where, chosen_dead_letters, lean, rank
 
 Key = tuple[str, int, UUID, bytes]  # of one partition, in one life of its topic
 Progress = Callable[[Replayed, int, int], None]  # the last one; how many are done; how many there are, as known now
 
 REASON = "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A chosen dead letter, without value and tracebacks; ``refusal``: why it would not be replayed, or None.
+
+    ``after`` is the id of the dead letter of its key that draws it along, where it was not chosen itself.
+    """
+
+    dead_letter: DeadLetter
+    refusal: str | None = None
+    after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a replay of many ended: how many were applied; which failed again; which were refused, and why."""
+
+    replayed: int = 0
+    failed: tuple[Replayed, ...] = ()
+    refused: tuple[Replayed, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every one that was meant is applied."""
+        return not self.failed and not self.refused
 
 
 class DeadLetterReplay(DeadLetterAdmin):

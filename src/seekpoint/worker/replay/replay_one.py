@@ -4,27 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Text, bindparam, cast, func, literal, select
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import UserDefinedType
 
 from seekpoint.errors import HandlerMisuse
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.positions import positions_of
-from seekpoint.ledger.sql.worker import READ_GROUP
+from seekpoint.ledger.sql.partition_offset import READ_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.session import Session
+from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
-from seekpoint.postgres.transaction_errors import CommitRefused, TransactionFailed
 from seekpoint.records import Cause, Failure, Span, State
 from seekpoint.worker.apply import Failed, decode_record, write
-from seekpoint.worker.replay import statements as sql
-from seekpoint.worker.replay.dead_letters import open_at
-from seekpoint.worker.replay.lock_retry import retry_locked
+from seekpoint.worker.replay.dead_letter_admin import open_at, retry_locked
 from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, closed, keeps_order, refused
-from seekpoint.worker.replay.results import Replayed
 from seekpoint.worker.replay.selection import lean
+
+
+class _Xid8(UserDefinedType[str]):
+    """A transaction's id; SQLAlchemy has no type for it."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "xid8"
+
+
+def _set_local(name: str) -> ColumnElement[str]:
+    return func.set_config(literal(name, Text), bindparam(name, type_=Text), True).label(name)
+
+
+_CURRENT = func.pg_current_xact_id().cast(Text)
+# What the handler's session was set to, before our own statements changed it for themselves.
+REMEMBER_SESSION = select(
+    func.current_setting(literal("TimeZone", Text)).label("TimeZone"),
+    func.current_setting(literal("lock_timeout", Text)).label("lock_timeout"),
+)
+_SETTINGS = ("TimeZone", "lock_timeout", "idle_in_transaction_session_timeout")
+# Handler and sinks run as in a worker's transaction. Answers the transaction's id.
+AS_WORKER = select(_CURRENT.label("transaction"), *map(_set_local, _SETTINGS))
+AS_WORKER_17 = select(_CURRENT.label("transaction"), *map(_set_local, (*_SETTINGS, "transaction_timeout")))
+CURRENT_TRANSACTION = select(_CURRENT)
+# NULL for one that ended too long ago.
+TRANSACTION_STATUS = select(func.pg_xact_status(cast(cast(bindparam("transaction", type_=Text), Text), _Xid8)))
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of a dead letter: applied and closed; or it failed again (``failure``) or was refused (``refusal``).
+
+    ``dead_letter`` is as it was before, without value and tracebacks. ``followers`` are those of its key after it.
+    """
+
+    dead_letter: DeadLetter
+    failure: Failure | None = None
+    refusal: str | None = None
+    followers: tuple[Replayed, ...] = ()
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the record is applied now, by this replay."""
+        return self.failure is None and self.refusal is None
 
 
 @dataclass(slots=True)
@@ -96,13 +141,13 @@ class Replayer:
 
     def _transaction(self, id: int, reason: str, attempt: _Attempt) -> None:  # noqa: A002
         with self._session.transaction() as tx:
-            settings = tx.execute(sql.REMEMBER_SESSION).mappings().one()
+            settings = tx.execute(REMEMBER_SESSION).mappings().one()
             attempt.dead_letter = dead_letter = self._dead_letters.lock(tx, id)
             self._admit(tx, dead_letter)
             attempt.transaction = self._as_worker(tx, dict(settings))
             made = decode_record(self._pipeline, dead_letter.record)
             write(tx, self._pipeline, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
-            if tx.execute(sql.CURRENT_TRANSACTION).scalar_one() != attempt.transaction:
+            if tx.execute(CURRENT_TRANSACTION).scalar_one() != attempt.transaction:
                 raise HandlerMisuse(
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and "
                     f"dead letter {id} stays open"
@@ -116,9 +161,9 @@ class Replayer:
         """Set the session as a worker sets it for its handler; the transaction stays durable. Returns its id."""
         age = f"{round(self._ledger.limits.transaction_age * 1000)}ms"
         settings = {**before, "idle_in_transaction_session_timeout": age}
-        statement = sql.AS_WORKER
+        statement = AS_WORKER
         if (tx.dialect.server_version_info or (0,)) >= (17,):
-            statement = sql.AS_WORKER_17
+            statement = AS_WORKER_17
             settings["transaction_timeout"] = age
         return str(tx.execute(statement, settings).one().transaction)
 
@@ -153,7 +198,7 @@ class Replayer:
             now = self._dead_letters.lock(tx.connection, attempt.dead_letter.id)
             if now.is_open:
                 return False
-            status = tx.connection.execute(sql.TRANSACTION_STATUS, {"transaction": attempt.transaction}).scalar()
+            status = tx.connection.execute(TRANSACTION_STATUS, {"transaction": attempt.transaction}).scalar()
         if now.state is State.REPLAYED and status == "committed":
             return True
         raise closed(now)

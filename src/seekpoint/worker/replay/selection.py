@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from seekpoint.errors import ConfigError
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
-from seekpoint.ledger.dead_letters.dead_letter import OPEN
+from seekpoint.ledger.dead_letters import OPEN, DeadLetter, DeadLetters
 from seekpoint.records import Cause, State
 
 PAGE = 500  # dead letters that are asked for at once, without their values

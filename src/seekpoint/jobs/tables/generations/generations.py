@@ -25,7 +25,7 @@ from seekpoint.jobs.tables.sql_templates import Part, run
 from seekpoint.jobs.tables.staging_schema import fitted
 from seekpoint.jobs.tables.targets import TABLE, Path, resolve
 from seekpoint.ledger.admin_actions import record_action
-from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
 from seekpoint.postgres.backoff import TRIES, retried

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import ColumnElement
 
-from seekpoint.ledger.sql.worker import ASKED, GROUP, array, is_row_of
+from seekpoint.ledger.sql.partition_offset import ASKED, GROUP, array, is_row_of
 from seekpoint.ledger.tables import IS_OPEN, dead_letter, partition_offset
 
 _time = DateTime(timezone=True)
@@ -127,6 +127,9 @@ _mine = (_dead_letter.consumer_group == GROUP, _dead_letter.id == bindparam("id"
 GET_DEAD_LETTER = select(*_whole(_dead_letter.value)).where(*_mine)
 LOCK_DEAD_LETTER = GET_DEAD_LETTER.with_for_update()
 FIND_DEAD_LETTER = select(_dead_letter.topic, _dead_letter.partition).where(*_mine)
+
+# Ids are unique among all groups: people need to type nothing else.
+GROUP_OF_DEAD_LETTER = select(_dead_letter.consumer_group).where(_dead_letter.id == bindparam("id", type_=BigInteger))
 
 
 def _if_given(name: str, kind: Any, condition: ColumnElement[bool]) -> ColumnElement[bool]:

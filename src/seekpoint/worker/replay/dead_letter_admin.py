@@ -1,27 +1,58 @@
-"""A group's dead letters, for operators: list, get, discard, export. Needs no pipeline: nothing is applied."""
+"""A group's dead letters, for operators: list, get, discard, export as JSON. Needs no pipeline: nothing is applied."""
 
 from __future__ import annotations
 
 import getpass
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, name_bytes
+from seekpoint.ledger.sql.dead_letters import GROUP_OF_DEAD_LETTER
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.backoff import Backoff, retried
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.records import State, storable
-from seekpoint.worker.replay.json_export import portable
-from seekpoint.worker.replay.lock_retry import retry_locked
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_transient, sqlstate
+from seekpoint.records import State, storable, utc
 from seekpoint.worker.replay.preconditions import closed
-from seekpoint.worker.replay.results import Discarded
 from seekpoint.worker.replay.selection import Chosen, Where, chosen_dead_letters, lean
-from seekpoint.worker.replay.statements import GROUP_OF_DEAD_LETTER
+
+T = TypeVar("T")
+
+TRIES = 5
+_BACKOFF = Backoff(initial=0.2, ceiling=5.0)
+
+
+def retry_locked(transaction: Callable[[], T]) -> T:
+    """Run one whole transaction; again where its error may pass (a deadlock, a lost connection).
+
+    It must find out by itself what became of it the time before. A lock that was waited for in vain is not waited for
+    again: the limit is the caller's.
+    """
+    return retried(transaction, _may_pass, tries=TRIES, backoff=_BACKOFF)
+
+
+def _may_pass(error: BaseException) -> bool:
+    if sqlstate(error) == LOCK_NOT_AVAILABLE:
+        error.add_note("a batch of this partition is being written, or another session has locked it: try again")
+        return False
+    return is_transient(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """What became of a dead letter that was to be discarded; ``refusal`` is None where it was."""
+
+    dead_letter: DeadLetter
+    refusal: str | None = None
 
 
 class DeadLetterAdmin:
@@ -127,3 +158,48 @@ def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEM
     if found is None:
         raise ConfigError(f"the ledger in schema {schema!r} has no dead letter {id}: `list` shows those of a group")
     return str(found)
+
+
+_AS_THEY_ARE = (
+    *("id", "topic", "partition", "offset", "leader_epoch", "timestamp_ms"),
+    *("error", "traceback", "sqlstate", "attempts", "version", "replays", "replay_error", "replay_traceback"),
+    *("closed_by", "closed_reason"),
+)
+
+
+def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
+    """Every field of the dead letter. Bytes are ``{"base64": …}`` with ``"text"`` beside it where they are UTF-8.
+
+    Headers are pairs of name and value, in order, duplicates kept; names are bytes too: not all of them are UTF-8.
+    Times are ISO 8601.
+    """
+    names = [name_bytes(name) for name, _ in dead_letter.headers]
+    return {name: getattr(dead_letter, name) for name in _AS_THEY_ARE} | {
+        "group": group,
+        "topic_id": str(dead_letter.topic_id),
+        "timestamp": _time(utc(dead_letter.timestamp_ms)),
+        "key": _bytes(dead_letter.key),
+        "value": _bytes(dead_letter.value),
+        "size": dead_letter.size,
+        "headers": [[_bytes(name), _bytes(value)] for name, (_, value) in zip(names, dead_letter.headers, strict=True)],
+        "state": dead_letter.state.value,
+        "cause": dead_letter.cause.value,
+        "dead_lettered_at": _time(dead_letter.dead_lettered_at),
+        "dead_lettered_by": None if dead_letter.dead_lettered_by is None else str(dead_letter.dead_lettered_by),
+        "replayed_at": _time(dead_letter.replayed_at),
+        "closed_at": _time(dead_letter.closed_at),
+    }
+
+
+def _bytes(given: bytes | None) -> dict[str, str] | None:
+    if given is None:
+        return None
+    encoded = {"base64": b64encode(given).decode("ascii")}
+    try:
+        return encoded | {"text": given.decode()}
+    except UnicodeDecodeError:
+        return encoded
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()

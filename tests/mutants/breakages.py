@@ -605,7 +605,7 @@ BREAKAGES = (
     breakage(
         "a table is adopted in front of the batches that workers have in hand",
         "jobs/tables/generations/generations.py",
-        "        tx.execute(LOCK_GROUP, group=group).all()\n    tx.execute(sql.LOCK_OFFSETS, groups=groups).all()\n",
+        "        tx.execute(LOCK_GROUP, group=group).all()\n    tx.execute(reload_run.LOCK_OFFSETS, groups=groups).all()\n",
         "        pass\n",
         f"{MOVED}::test_workers_are_waited_for_before_anything_that_readers_want[1]",
     ),
@@ -691,7 +691,7 @@ BREAKAGES = (
     ),
     breakage(
         "a row of a subtransaction that was open when tables were compared counts as seen",
-        "jobs/run/statements.py",
+        "ledger/sql/reload_run.py",
         "func.pg_snapshot_xmin(func.pg_current_snapshot())",
         "func.pg_snapshot_xmax(func.pg_current_snapshot())",
         f"{BOUNDS}::test_a_row_of_a_subtransaction_that_was_open_is_found",

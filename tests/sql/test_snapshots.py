@@ -21,15 +21,15 @@ from sqlalchemy.sql.base import Executable
 from seekpoint import Bytes, Pipeline
 from seekpoint.admin import DeadLetterReplay, group_of
 from seekpoint.errors import Fenced, NotApplied, OffsetLost
-from seekpoint.jobs.batch import statements as batch
-from seekpoint.jobs.export import statements as export
-from seekpoint.jobs.run import statements as reload
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, wait
 from seekpoint.ledger.claim import end_abandoned
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.sql import admin as administration
+from seekpoint.ledger.sql import batch, generation
 from seekpoint.ledger.sql import dead_letters as deadletters
+from seekpoint.ledger.sql import export_manifest as export
 from seekpoint.ledger.sql import partition_offset as statements
+from seekpoint.ledger.sql import reload_run as reload
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from seekpoint.worker.replay import replay_one as admin
@@ -52,7 +52,7 @@ STATEMENTS: dict[str, Any] = {
     if name.isupper() and isinstance(value, Executable)
 } | {
     f"{prefix}_{name}": value
-    for prefix, module in (("RELOAD", reload), ("BATCH", batch), ("EXPORT", export))
+    for prefix, module in (("RELOAD", reload), ("RELOAD", generation), ("BATCH", batch), ("EXPORT", export))
     for name, value in vars(module).items()
     if name.isupper() and isinstance(value, Executable)
 }

@@ -29,7 +29,6 @@ from seekpoint.jobs.batch.open import Claims, occupy, open_batch, stale
 from seekpoint.jobs.batch.publish import publish, totals
 from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.reload import LocalStager, Stager
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Progress, Run, Step, run_of, this_driver, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, require_width, stage_missing
 from seekpoint.jobs.staging.stage import begin_staging
@@ -37,6 +36,7 @@ from seekpoint.jobs.tables.targets import sources, targets
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.positions import Position
 from seekpoint.ledger.schema_revision import check
+from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits

@@ -9,9 +9,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint.errors import BatchRefused
-from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.offsets import Brokers
-from seekpoint.jobs.run import statements as runs
 from seekpoint.jobs.run.run import PAUSER, StagedPosition, Tx, let_go, pauser, this_driver
 from seekpoint.jobs.tables.dependencies import prefix_of
 from seekpoint.jobs.tables.targets import PipelineSource, targets
@@ -20,6 +18,8 @@ from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
 from seekpoint.ledger.declaration import Declaration
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import batch as sql
+from seekpoint.ledger.sql import reload_run as runs
 from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import schema_translation

@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
@@ -23,6 +22,7 @@ from seekpoint.jobs.tables.targets import Target as TargetTable
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import batch as sql
 from seekpoint.ledger.sql.admin import LOCK_GROUP
 from seekpoint.postgres.backoff import TRIES, retried
 from seekpoint.postgres.sqlstates import connection_lost

@@ -11,9 +11,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, Select
 
-from seekpoint.jobs.export import statements as sql
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.sql import export_manifest as sql
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE
 from seekpoint.records import Partition

@@ -13,7 +13,6 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.manage_runs.sweep import sweep
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import (
     Driver,
     Run,
@@ -26,6 +25,7 @@ from seekpoint.jobs.run.run import (
     transaction,
 )
 from seekpoint.ledger.schema_revision import check
+from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine

@@ -7,10 +7,10 @@ from psycopg import sql as ident
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Run, transaction
 from seekpoint.jobs.tables.generations.generation_tables import left_behind, parents_of
 from seekpoint.jobs.tables.sql_templates import composed
+from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.postgres.sqlstates import DEPENDENT_OBJECTS_STILL_EXIST, UNDEFINED_TABLE, is_transient, sqlstate
 from seekpoint.sinks.copy import driver_of
 

@@ -10,12 +10,12 @@ from psycopg import sql as ident
 from sqlalchemy import func, select
 
 from seekpoint.jobs.reload.catch_up import CatchUp
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, Tx
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
 from seekpoint.jobs.tables.table_copies import watch
 from seekpoint.jobs.tables.targets import Target
+from seekpoint.ledger.sql import reload_run as sql
 
 SAMPLES = 20  # rows of each kind that are shown
 DIFFERENT_KEY = "different key"  # a kind: the keys are equal (=), and not the same bytes

@@ -12,7 +12,6 @@ from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.reload.merge_check import hides_rows
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.jobs.staging.extend_snapshot import beyond
@@ -22,6 +21,7 @@ from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, reso
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.schema_revision import check
+from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.ledger.sql.dead_letters import COUNT_OPEN
 from seekpoint.records import Partition, storable

@@ -17,9 +17,9 @@ from sqlalchemy import Connection, Engine, Row, Update, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ReloadOver, ReloadRefused
-from seekpoint.jobs.run import statements as sql
 from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE, READ_GROUP
 from seekpoint.ledger.tables import reload_position
 from seekpoint.pipeline.policy import Limits

@@ -17,7 +17,6 @@ from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 from sqlalchemy import select
 
 from seekpoint.errors import ConfigError, Poison, ReloadOver, ReloadRefused, needs_extra
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, StagedPosition, Tx, transaction
 from seekpoint.jobs.spark.read import frame_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, resolved
@@ -29,6 +28,7 @@ from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, targets
 from seekpoint.kafka.range_plan import check
 from seekpoint.kafka.ranges import Range
+from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import one_line

@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Row, and_, literal, select
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Step, Tx, position_of
 from seekpoint.jobs.staging.stage import leave_out
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.ranges import stable_ends, topic_ids
+from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition, State
 

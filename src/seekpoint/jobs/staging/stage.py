@@ -16,7 +16,6 @@ from sqlalchemy import Connection, Engine, insert, select
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import chained
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
@@ -28,6 +27,7 @@ from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, remember_col
 from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, targets
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import insert_parameters
+from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.sql.dead_letters import INSERT_DEAD_LETTERS
 from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter, in_schema, reload_staged
 from seekpoint.pipeline.pipeline import Pipeline

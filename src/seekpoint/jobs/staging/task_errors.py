@@ -19,10 +19,10 @@ from seekpoint.errors import (
     SeekpointError,
     TopicRecreated,
 )
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Tx, transaction
 from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import is_there, unlogged
+from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.records import Partition
 
 #: Errors that a retry of the task does not pass. The driver decides whether one ends the run, too: a file that is

@@ -15,7 +15,6 @@ from sqlalchemy import URL, Connection, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Tx, transaction
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, hanging
 from seekpoint.jobs.tables.generations import generation_tables as leaves
@@ -26,6 +25,8 @@ from seekpoint.jobs.tables.staging_schema import fitted
 from seekpoint.jobs.tables.targets import TABLE, Path, resolve
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import generation as sql
+from seekpoint.ledger.sql import reload_run
 from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
 from seekpoint.postgres.backoff import TRIES, retried
@@ -161,7 +162,7 @@ def _require(reasons: Sequence[str]) -> None:
 
 def _groups(tx: Tx, path: Path) -> Sequence[str]:
     """The groups that are known to write the table."""
-    known = tx.execute(sql.GROUPS).all()
+    known = tx.execute(reload_run.GROUPS).all()
     return [group.name for group in known if path in (resolve(tx.connection, one) for one in group.tables)]
 
 
@@ -174,7 +175,7 @@ def _hold(tx: Tx, path: Path) -> None:
     groups = _groups(tx, path)
     for group in groups:
         tx.execute(LOCK_GROUP, group=group).all()
-    tx.execute(sql.LOCK_OFFSETS, groups=groups).all()
+    tx.execute(reload_run.LOCK_OFFSETS, groups=groups).all()
     run(tx.connection, "SET LOCAL lock_timeout = {wait}", wait=f"{DDL_WAIT}ms")
 
 
@@ -235,7 +236,7 @@ def _inherited(connection: Connection, path: Path) -> Sequence[str]:
 def _of_runs(tx: Tx, path: Path) -> list[str]:
     return [
         f"{'.'.join(path)}: reload {row.id} is {row.state}: bring it to its end, or abort it"
-        for row in tx.execute(sql.OPEN_RUNS)
+        for row in tx.execute(reload_run.OPEN_RUNS)
         if ".".join(path) in row.tables
     ]
 

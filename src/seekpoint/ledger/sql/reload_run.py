@@ -15,7 +15,6 @@ from sqlalchemy import (
     and_,
     bindparam,
     cast,
-    delete,
     func,
     insert,
     literal,
@@ -33,7 +32,6 @@ from seekpoint.ledger.tables import (
     admin_action,
     consumer_group,
     dead_letter,
-    generation,
     lost_range,
     partition_offset,
     reload_position,
@@ -200,28 +198,3 @@ STAGED = (
 RAISE_VERSION = (
     update(consumer_group).where(consumer_group.c.name == GROUP).values(version=bindparam("to_version", type_=Integer))
 )
-
-# -- generations -------------------------------------------------------------------------------------------------
-
-_gen = generation.c
-_of_view = and_(
-    _gen.table_schema == bindparam("of_schema", type_=Text), _gen.table_name == bindparam("of_table", type_=Text)
-)
-# ``turned``: the transaction that made it current. An older snapshot reads the previous generation.
-_generations = select(generation, literal_column("generation.xmin::text", Text).label("turned"))
-GENERATIONS = _generations.order_by(_gen.table_schema, _gen.table_name)
-GENERATION = _generations.where(_of_view)
-GENERATIONS_OF_RUN = GENERATIONS.where(_gen.run == bindparam("by_run", type_=Uuid))
-# The cut-over of a generation: no lock that a reader could be in front of.
-POINT = (
-    update(generation)
-    .where(_of_view)
-    .values(
-        number=bindparam("to_number", type_=BigInteger),
-        current=bindparam("to_current", type_=Text),
-        run=bindparam("by_run", type_=Uuid),
-        changed_at=func.clock_timestamp(),
-    )
-)
-INSERT_GENERATION = insert(generation)
-DELETE_GENERATION = delete(generation).where(_of_view)

@@ -605,7 +605,8 @@ BREAKAGES = (
     breakage(
         "a table is adopted in front of the batches that workers have in hand",
         "jobs/tables/generations/generations.py",
-        "        tx.execute(LOCK_GROUP, group=group).all()\n    tx.execute(reload_run.LOCK_OFFSETS, groups=groups).all()\n",
+        "        tx.execute(LOCK_GROUP, group=group).all()\n"
+        "    tx.execute(reload_run.LOCK_OFFSETS, groups=groups).all()\n",
         "        pass\n",
         f"{MOVED}::test_workers_are_waited_for_before_anything_that_readers_want[1]",
     ),

@@ -29,9 +29,13 @@ from support.events import Run
 
 pytest_plugins = ["seekpoint.testing.pytest", "support.fixtures"]
 
-# No example fails for the time that it took: the machine does other things too.
+# No example fails for the time that it took: the machine does other things too. Examples of a test share its fixtures.
 settings.register_profile(
-    "unhurried", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "unhurried",
+    parent=settings.default,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("unhurried")
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
-from sqlalchemy import Connection, text
 
-from seekpoint import Append, Batch, Bytes, Json, Pipeline, Text
+from seekpoint import Append, Bytes, Json, Pipeline, Text
 from seekpoint.codecs import Codec
 from seekpoint.errors import ConfigError, PoisonStop
-from seekpoint.records import Partition, RawRecord, Record
+from seekpoint.records import Partition, Record
 from seekpoint.testing import raw
-from support.sink_tables import TOPIC, Ground, orders, stopped_at
+from support.sink_tables import TOPIC, VALUES, Ground, of_test, orders, stopped_at
 
 
 class Order(msgspec.Struct):
@@ -195,51 +189,9 @@ def test_rows_of_another_shape_are_poison(ground: Ground, group: str, value: byt
 # -- values -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "expected"),
-    [
-        ("jsonb", {"a": [1, {"b": None}], "ä": "\U0001f600"}, None),
-        ("json", {"z": 1, "a": "tab\tquote\"back\\slash\nline"}, None),
-        ("jsonb", Jsonb([1, "two", {"three": 3}]), [1, "two", {"three": 3}]),
-        ("int[]", [1, None, 3], None),
-        ("text[]", ["a,b", 'quo"te', "back\\slash", "{}", "NULL", "", None, "tab\t\n"], None),
-        ("int[]", [], None),
-        ("int[][]", [[1, 2], [3, 4]], None),
-        ("jsonb[]", [{"a": 1}, {"b": "\\N"}], None),
-        ("numeric", Decimal("12345678901234567890.123456789012345678901234567890"), None),
-        ("numeric", Decimal("NaN"), None),
-        ("numeric", Decimal("-0.000"), Decimal("0.000")),
-        ("numeric", 2**200, Decimal(2**200)),
-        ("float8", 1e308, None),
-        ("float8", float("inf"), None),
-        ("bigint", -(2**63), None),
-        ("bigint", 2**63 - 1, None),
-        ("boolean", True, None),
-        ("timestamptz", datetime(2026, 3, 29, 1, 59, 59, 999999, UTC), None),
-        ("timestamptz", "2026-03-29T03:00:00+02:00", datetime(2026, 3, 29, 1, tzinfo=UTC)),
-        ("date", date(1, 1, 1), None),
-        ("date", date(9999, 12, 31), None),
-        ("bytea", bytes(range(256)), None),
-        ("uuid", UUID("0190d5b0-0000-7000-8000-000000000001"), None),
-        ("uuid", "0190d5b0-0000-7000-8000-000000000001", UUID("0190d5b0-0000-7000-8000-000000000001")),
-        ("mood", "so-so", None),
-        ("inet", "192.168.0.1", None),
-        ("interval", "1 day 02:00", None),
-        ("text", "", None),
-        ("text", "\\N", None),
-        ("text", "\\.", None),
-        ("text", "NULL", None),
-        ("text", "a\tb\nc\rd\\e\be\ff\vg\\tnot a tab", None),
-        ("text", "\\", None),
-        ("text", "\U0001f600 ä ß \x01 \x7f \u2028 \ufffe", None),
-        ("char(5)", "ab", "ab   "),
-        ("text", None, None),
-    ],
-)  # fmt: skip
-def test_values_come_out_as_they_went_in(ground: Ground, group: str, kind: str, value: Any, expected: Any) -> None:
-    ground.sql("CREATE TYPE mood AS ENUM ('good', 'so-so')")
-    kind = f'"{ground.schema}".mood' if kind == "mood" else kind
-    sink = ground.append(f"n int, v {kind}", columns=["n", "v"], row=lambda r: (r.offset, value))
+@pytest.mark.parametrize(("kind", "value", "stored"), VALUES)
+def test_values_come_out_as_they_went_in(ground: Ground, group: str, kind: str, value: Any, stored: Any) -> None:
+    sink = ground.append(f"n int, v {of_test(ground, kind)}", columns=["n", "v"], row=lambda r: (r.offset, value))
     done = ground.process(of(group, Bytes(), sink), *orders(b"", b""))
     assert not done.stopped, str(done.stopped)
     # Compared by the server: it casts the parameter as psycopg sends it in an ordinary statement.
@@ -249,7 +201,7 @@ def test_values_come_out_as_they_went_in(ground: Ground, group: str, kind: str, 
         cursor.execute("SET LOCAL TIME ZONE 'UTC'")
         cursor.execute(f'SELECT v FROM "{ground.schema}".t ORDER BY n')
         (first,), (second,) = cursor.fetchall()
-    wanted = value if expected is None else expected
+    wanted = value if stored is None else stored
     if kind == "interval":
         wanted = first
         assert str(first) == "1 day, 2:00:00"
@@ -531,76 +483,3 @@ def test_row_that_changes_its_mind_is_told_so(ground: Ground, group: str) -> Non
     pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[sink], pipeline_mode=False)
     with pytest.raises(ConfigError, match="it must depend on its record alone"):
         ground.process(pipeline, *orders(b"1"))
-
-
-# -- at random ----------------------------------------------------------------------------------------------
-
-GOOD, UNDECODABLE, NO_ROW, REFUSED, NOT_ADAPTED, ORPHAN = range(6)
-SPELLED = {
-    GOOD: b'{"v": 1}', UNDECODABLE: b"{", NO_ROW: b'{"w": 1}', REFUSED: b'{"v": -1}', NOT_ADAPTED: b'{"v": "\\ud800"}',
-    ORPHAN: b'{"v": 2}',
-}  # fmt: skip
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> list[RawRecord]:
-    """1 to 3 partitions, interleaved, with gaps between their offsets as compaction leaves them."""
-    kinds = st.sampled_from([GOOD] * 12 + [UNDECODABLE, NO_ROW, REFUSED, NOT_ADAPTED, ORPHAN])
-    order = draw(st.lists(st.tuples(st.integers(0, draw(st.integers(0, 2))), kinds, st.integers(1, 3)), max_size=60))
-    offsets: dict[int, int] = {}
-    made = []
-    for partition, kind, gap in order:
-        offsets[partition] = offsets.get(partition, 0) + gap
-        made.append(raw(SPELLED[kind], topic=TOPIC, partition=partition, offset=offsets[partition]))
-    return made
-
-
-@pytest.mark.parametrize("handled", [False, True], ids=["stream", "whole"])
-def test_rows_equal_the_records_before_each_partitions_first_bad_one(ground: Ground, group: str, handled: bool) -> None:
-    """A property: whatever is wrong, wherever. Hypothesis prints the failing batch and a blob to repeat it."""
-    ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1)")
-    sink = ground.append(
-        f'p int, o bigint, v int CHECK (v > 0) REFERENCES "{ground.schema}".parent',
-        columns=["p", "o", "v"],
-        row=lambda r: {"p": r.partition, "o": r.offset, "v": r.value["v"]},
-    )
-    ground.sql("CREATE TABLE handled (n bigint GENERATED ALWAYS AS IDENTITY, p int, o bigint)")
-    handled_too = text(f'INSERT INTO "{ground.schema}".handled (p, o) VALUES (:p, :o)')
-
-    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
-        tx.execute(handled_too, [{"p": r.partition, "o": r.offset} for r in batch])
-
-    runs = iter(range(10**6))
-
-    @settings(
-        max_examples=40, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
-    @given(batches())
-    def check(records: list[RawRecord]) -> None:
-        ground.sql("TRUNCATE t, handled")
-        pipeline = Pipeline(
-            f"{group}-{next(runs)}",
-            topics=TOPIC,
-            value=json.loads,
-            sinks=[sink],
-            handle=handle if handled else None,
-        )
-        done = ground.process(pipeline, *records)
-        bad: dict[int, int] = {}
-        for r in records:
-            if r.value != SPELLED[GOOD]:
-                bad.setdefault(r.partition, r.offset)
-        expected = [(r.partition, r.offset) for r in records if r.offset < bad.get(r.partition, 10**6)]
-        assert ground.rows("p", "o") == sorted(expected)
-        assert {p.number: stop.offset for p, stop in done.stopped.items()} == bad
-        assert done.records == len(expected)
-        first = {r.partition: r.offset for r in reversed(records)}
-        last = {p: o + 1 for p, o in expected}
-        where = {p: bad[p] if p in bad and p in last else last.get(p, first[p]) for p in first}
-        assert {p.number: at for p, at in ground.positions(pipeline).items()} == where
-        if handled:
-            seen = [(p, o) for _, p, o in ground.rows("n", "p", "o", name="handled")]
-            assert seen == expected, "in the order of the batch, in however many parts"
-        assert ground.process(pipeline, *records).records == 0, "nothing twice"
-
-    check()

@@ -8,12 +8,11 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg.pq import PipelineStatus
 from sqlalchemy import Connection, Engine, bindparam, event, text
@@ -521,11 +520,9 @@ def test_an_event_for_every_step_of_every_attempt(ground: Ground, group: str) ->
 def process_in_chunks(ground: Ground, pipeline: Pipeline, records: Sequence[RawRecord], cuts: set[int]) -> Processed:
     """As the worker does: the first chunk opens the batch, the others are drawn while it is applied."""
     ledger = Ledger(ground.engine, pipeline.group, schema=ground.schema)
-    partitions = [Partition(TOPIC, n) for n in range(3)]
-    claims = ledger.claim(
-        partitions, {TOPIC: uuid4()}, cluster_id="c", start=lambda _: dict.fromkeys(partitions, 0)
-    ).granted
-    cursors = dict.fromkeys(partitions, 0)
+    cursors = dict.fromkeys([Partition(TOPIC, n) for n in range(3)], 0)
+    ids = {TOPIC: kit.topic_id(TOPIC)}
+    claims = ledger.claim(list(cursors), ids, cluster_id=kit.CLUSTER, start=lambda _: dict(cursors)).granted
     chunks: list[Chunk[RawRecord]] = []
     edges = sorted({0, len(records), *(at for at in cuts if at < len(records))})
     for start, end in pairwise(edges):
@@ -554,56 +551,68 @@ class Entry(msgspec.Struct):
     v: str
 
 
-GOOD, UNDECODABLE, REFUSED, ORPHAN = "1", "{", "-1", "2"
+GOOD, UNDECODABLE, NO_ROW, REFUSED, NOT_ADAPTED, ORPHAN = "1", "{", "no field v", "-1", "\ud800", "2"
 
 
 def spelled(kind: str, partition: int, offset: int) -> bytes:
-    return b"{" if kind == UNDECODABLE else json.dumps({"p": partition, "o": offset, "v": kind}).encode()
+    field = {} if kind == NO_ROW else {"v": kind}
+    return b"{" if kind == UNDECODABLE else json.dumps({"p": partition, "o": offset, **field}).encode()
 
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[RawRecord], dict[int, int], set[int]]:
-    """Records of up to 3 partitions, the first bad offset of each, and where chunks end."""
-    kinds = st.sampled_from([GOOD] * 15 + [UNDECODABLE, REFUSED, ORPHAN])
-    order = draw(st.lists(st.tuples(st.integers(0, 2), kinds), min_size=1, max_size=50))
+    """Records of up to 3 partitions with gaps between their offsets, the first bad offset of each, and chunks' ends."""
+    kinds = st.sampled_from([GOOD] * 15 + [UNDECODABLE, NO_ROW, REFUSED, NOT_ADAPTED, ORPHAN])
+    order = draw(st.lists(st.tuples(st.integers(0, 2), kinds, st.integers(0, 2)), min_size=1, max_size=50))
     offsets, bad = [0, 0, 0], dict[int, int]()
     records = []
-    for p, kind in order:
+    for p, kind, gap in order:
+        offset = offsets[p] + gap
         if kind != GOOD:
-            bad.setdefault(p, offsets[p])
-        records.append(raw(spelled(kind, p, offsets[p]), topic=TOPIC, partition=p, offset=offsets[p]))
-        offsets[p] += 1
+            bad.setdefault(p, offset)
+        records.append(raw(spelled(kind, p, offset), topic=TOPIC, partition=p, offset=offset))
+        offsets[p] = offset + 1
     return records, bad, draw(st.sets(st.integers(1, 49), max_size=6))
 
 
-@pytest.mark.parametrize("road", ["values", "records", "whole"])
+@pytest.mark.parametrize("path", ["values", "records", "whole"])
 def test_rows_equal_the_records_before_each_first_bad_one_however_they_were_drawn(
-    ground: Ground, group: str, road: str
+    ground: Ground, group: str, path: str
 ) -> None:
-    """A property over all roads. Hypothesis prints the failing stream and a blob to repeat it."""
+    """Values alone, whole records, or a whole batch for a handler. Prints the failing stream and how to repeat it."""
     ground.sql("CREATE TABLE parent (v text PRIMARY KEY); INSERT INTO parent VALUES ('1'), ('-1')")
     sink = ground.append(
         f"p int, o bigint, v text CHECK (v <> '-1') REFERENCES \"{ground.schema}\".parent",
-        row=None if road == "values" else lambda r: r.value,
+        columns=None if path == "values" else ["p", "o", "v"],
+        row=None if path == "values" else lambda r: r.value,
     )
+    ground.sql("CREATE TABLE handled (n bigint GENERATED ALWAYS AS IDENTITY, p int, o bigint)")
+    handled_too = text(f'INSERT INTO "{ground.schema}".handled (p, o) VALUES (:p, :o)')
     runs = iter(range(10**6))
 
-    @settings(
-        max_examples=40, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        tx.execute(handled_too, [{"p": r.partition, "o": r.offset} for r in batch])
+
+    @settings(max_examples=40)
     @given(streams())
     def check(stream: tuple[list[RawRecord], dict[int, int], set[int]]) -> None:
         records, bad, cuts = stream
-        ground.sql("TRUNCATE t")
-        handle = (lambda tx, batch: None) if road == "whole" else None
-        pipeline = Pipeline(f"{group}-{next(runs)}", topics=TOPIC, value=Json(Entry), sinks=[sink], handle=handle)
+        ground.sql("TRUNCATE t, handled")
+        options: dict[str, Any] = {"value": Json(Entry) if path == "values" else json.loads}
+        options["handle"] = handle if path == "whole" else None
+        pipeline = Pipeline(f"{group}-{next(runs)}", topics=TOPIC, sinks=[sink], **options)
         done = process_in_chunks(ground, pipeline, records, cuts)
         expected = [(r.partition, r.offset) for r in records if r.offset < bad.get(r.partition, 10**6)]
         assert ground.rows("p", "o") == sorted(expected)
         assert done.records == len(expected)
         assert {p.number: stop.offset for p, stop in done.stopped.items()} == bad
-        ends = {p: sum(q == p for q, _ in expected) for p in range(3)}
+        last = {p: o + 1 for p, o in expected}
+        ends = {p: bad.get(p, last[p]) if p in last else 0 for p in range(3)}
         assert {p.number: at for p, at in ground.positions(pipeline).items()} == ends
+        if path == "whole":
+            seen = [(p, o) for _, p, o in ground.rows("n", "p", "o", name="handled")]
+            assert seen == expected, "in the order of the batch, in however many parts"
+        assert ground.process(pipeline, *records).records == 0, "nothing twice"
 
     check()
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.copy import Writer
 from sqlalchemy import Engine
@@ -62,7 +62,6 @@ def outcome(driver: psycopg.Connection[Any], rows: list[Row], write: Callable[[A
     return sent.data
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(VALUES, VALUES), max_size=3))
 def test_the_same_bytes_or_the_same_error(driver: psycopg.Connection[Any], rows: list[Row]) -> None:
     expected = outcome(driver, rows, lambda copy, rows: [copy.write_row(row) for row in rows])

@@ -8,25 +8,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import BigInteger, Connection, Engine, Text, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session
 
 from seekpoint import Batch, Partition, Poison, Span, events
-from support.service import Service, driver
+from support.service import Row, Service, driver
 from support.sink_tables import TOPIC, Ground
 
 Does = Callable[[Service, Connection], object]
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Row(Base):
-    __tablename__ = "t"
-    __table_args__ = ({"schema": "here"},)
-    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    v: Mapped[str] = mapped_column(Text)
 
 
 @pytest.fixture
@@ -62,19 +51,11 @@ def rolled_back_by_driver(service: Service, tx: Connection) -> None:
         raise psycopg.Rollback(savepoint)
 
 
-def orm(service: Service, tx: Connection, *, commits: bool) -> None:
+def orm(service: Service, tx: Connection, then: Callable[[Session], object] = lambda session: None) -> None:
     tx.execution_options(schema_translate_map={"here": service.ground.schema})
     with Session(tx, join_transaction_mode="create_savepoint") as session:
         session.add(Row(id=1, v="x"))
-        session.flush()
-        if commits:
-            session.commit()
-
-
-def orm_without_flush(service: Service, tx: Connection) -> None:
-    tx.execution_options(schema_translate_map={"here": service.ground.schema})
-    with Session(tx, join_transaction_mode="create_savepoint") as session:
-        session.add(Row(id=1, v="x"))
+        then(session)
 
 
 def by_one_cursor(service: Service, tx: Connection, *, last: bool) -> None:
@@ -107,8 +88,8 @@ NOTHING: dict[str, Does] = {
     "rolled back": rolled_back,
     "rolled back within": rolled_back_within,
     "rolled back by the driver": rolled_back_by_driver,
-    "the ORM without commit": lambda s, tx: orm(s, tx, commits=False),
-    "the ORM without flush": orm_without_flush,
+    "the ORM without commit": lambda s, tx: orm(s, tx, Session.flush),
+    "the ORM without flush": orm,
 }
 SOMETHING: dict[str, Does] = {
     "an insert": insert,
@@ -117,7 +98,7 @@ SOMETHING: dict[str, Does] = {
     "returning": lambda s, tx: tx.execute(text(f"INSERT INTO {s.t} VALUES (1, 'x') RETURNING id")).all(),
     "before a savepoint": lambda s, tx: insert(s, tx) and rolled_back(s, tx),
     "after a savepoint": lambda s, tx: rolled_back(s, tx) or insert(s, tx),
-    "in a savepoint": lambda s, tx: orm(s, tx, commits=True),
+    "in a savepoint": lambda s, tx: orm(s, tx, Session.commit),
     "one cursor, first": lambda s, tx: by_one_cursor(s, tx, last=False),
     "one cursor, last": lambda s, tx: by_one_cursor(s, tx, last=True),
     "copy": by_copy,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Text, create_engine, text
+from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, Table, Text, create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
 from seekpoint import Append, Batch, Pipeline, Poison, events
@@ -25,6 +26,7 @@ from support.fixtures import NewEngine
 from support.ledger_desk import backend, wait_until_blocked
 from support.proxy import PostgresProxy
 from support.round_trips import Trips, trips
+from support.service import Row, driver
 from support.sink_tables import Ground, orders, stopped_at
 
 Tx = Connection
@@ -54,15 +56,17 @@ class Counter:
 
         return Pipeline(self.group, topics="orders", value=Utf8(), handle=counted, **options)
 
-    def run(self, handle: Then, *values: str, engine: Engine | None = None, **options: Any) -> Processed:
+    def run(self, handle: Then, *values: str, **options: Any) -> Processed:
+        """Records with these values, handed to this handler."""
+        return self.process(self.pipeline(handle, **options), *values)
+
+    def append(self, *values: str) -> Processed:
+        """Records with these values, appended to the table."""
+        return self.process(Pipeline(self.group, topics="orders", value=Utf8(), sinks=[self.sink]), *values)
+
+    def process(self, pipeline: Pipeline, *values: str) -> Processed:
         """Records with these values, through the real unit of work."""
-        return process(
-            self.pipeline(handle, **options),
-            engine or self.ground.engine,
-            orders(*map(str.encode, values)),
-            schema=self.ground.schema,
-            observe=(self.seen.append,),
-        )
+        return self.ground.process(pipeline, *orders(*map(str.encode, values)), observe=(self.seen.append,))
 
     @property
     def sink(self) -> Append:
@@ -78,12 +82,6 @@ class Counter:
         return self.ground.rows("id", "v")
 
 
-def driver(tx: Tx) -> psycopg.Connection[Any]:
-    found = tx.connection.driver_connection
-    assert isinstance(found, psycopg.Connection)
-    return found
-
-
 @pytest.fixture
 def counter(seekpoint_engine: Engine, seekpoint_schema: str, group: str) -> Counter:
     return Counter(Ground(seekpoint_engine, seekpoint_schema), group)
@@ -95,52 +93,31 @@ HUNDRED = [f"v{n}" for n in range(100)]
 # -- round trips --------------------------------------------------------------------------------------------------
 
 
-def by_driver(counter: Counter) -> Then:
-    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
-        for r in batch:
-            driver(tx).execute(f"INSERT INTO {counter.t} VALUES (%s, %s)", (r.offset, r.value))
-
-    return handle
-
-
-def by_one_cursor(counter: Counter) -> Then:
+def by_one_cursor(counter: Counter, tx: Tx, batch: Batch[Any, Any]) -> None:
     statement = sql.SQL("INSERT INTO {} VALUES (%s, %s)").format(sql.Identifier(counter.ground.schema, "t"))
-
-    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
-        with driver(tx).cursor() as cursor:
-            for r in batch:
-                cursor.execute(statement, (r.offset, r.value))
-
-    return handle
-
-
-def by_core(counter: Counter) -> Then:
-    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+    with driver(tx).cursor() as cursor:
         for r in batch:
-            tx.execute(counter.table.insert(), {"id": r.offset, "v": r.value})
-
-    return handle
+            cursor.execute(statement, (r.offset, r.value))
 
 
-def by_text(counter: Counter) -> Then:
-    return counter.each
+def by_core(counter: Counter, tx: Tx, batch: Batch[Any, Any]) -> None:
+    for r in batch:
+        tx.execute(counter.table.insert(), {"id": r.offset, "v": r.value})
 
 
-def by_driver_sql(counter: Counter) -> Then:
-    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
-        for r in batch:
-            tx.exec_driver_sql(f"INSERT INTO {counter.t} VALUES (%s, %s)", (r.offset, r.value))
-
-    return handle
+def by_driver_sql(counter: Counter, tx: Tx, batch: Batch[Any, Any], send: Any = None) -> None:
+    for r in batch:
+        (send or tx.exec_driver_sql)(f"INSERT INTO {counter.t} VALUES (%s, %s)", (r.offset, r.value))
 
 
-@pytest.mark.parametrize("made_by", [by_text, by_core, by_driver_sql, by_driver, by_one_cursor])
-def test_statements_that_write_do_not_wait_for_one_another(
-    counter: Counter, made_by: Callable[[Counter], Then]
-) -> None:
-    handle = made_by(counter)
-    assert counter.run(handle, *HUNDRED).records == 100
-    assert counter.trips == [0], "the answers are awaited behind the handler"
+def by_driver(counter: Counter, tx: Tx, batch: Batch[Any, Any]) -> None:
+    by_driver_sql(counter, tx, batch, driver(tx).execute)
+
+
+@pytest.mark.parametrize("write", [Counter.each, by_core, by_driver_sql, by_driver, by_one_cursor])
+def test_statements_that_write_do_not_wait_for_one_another(counter: Counter, write: Any) -> None:
+    assert counter.run(partial(write, counter), *HUNDRED).records == 100
+    assert counter.trips == [0], "the answers are awaited after the handler"
     assert counter.rows() == [(n, v) for n, v in enumerate(HUNDRED)]
 
 
@@ -309,17 +286,6 @@ def test_savepoints_by_hand(counter: Counter) -> None:
     assert counter.run(handle, "v0", "bad", "v2").records == 3
     assert counter.calls == [3]
     assert counter.rows() == [(0, "kept"), (1, "kept"), (2, "kept"), (100, "v0"), (102, "v2")]
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Row(Base):
-    __tablename__ = "t"
-    __table_args__ = ({"schema": "here"},)
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    v: Mapped[str | None] = mapped_column(Text)
 
 
 @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
@@ -517,7 +483,8 @@ def test_a_connection_cut_among_statements_costs_one_more_try(
     counter: Counter, proxy: PostgresProxy, new_engine: NewEngine, skip: int
 ) -> None:
     proxy.arm("at_statement", f"INSERT INTO {counter.t}", skip=skip)
-    assert counter.run(counter.each, *HUNDRED[:10], engine=new_engine(proxy.dsn)).records == 10
+    counter.ground.engine = new_engine(proxy.dsn)
+    assert counter.run(counter.each, *HUNDRED[:10]).records == 10
     assert proxy.fired.is_set()
     assert counter.calls == [10, 10]
     assert [n for n, _ in counter.rows()] == list(range(10))
@@ -532,7 +499,8 @@ def test_a_cut_that_is_caught_is_heard(counter: Counter, proxy: PostgresProxy, n
             tx.execute(text("SELECT 1"))
 
     proxy.arm("at_statement", f"INSERT INTO {counter.t}", skip=3)
-    counter.run(handle, *HUNDRED[:10], engine=new_engine(proxy.dsn))
+    counter.ground.engine = new_engine(proxy.dsn)
+    counter.run(handle, *HUNDRED[:10])
     assert proxy.fired.is_set()
     assert [n for n, _ in counter.rows()] == list(range(10))
 
@@ -624,18 +592,12 @@ def test_round_trips_of_a_transaction(
     assert len(counter.rows()) == 2 * count
 
 
-def appended(counter: Counter, *values: str, **options: Any) -> Processed:
-    pipeline = Pipeline(counter.group, topics="orders", value=Utf8(), sinks=[counter.sink], **options)
-    given = orders(*map(str.encode, values))
-    return process(pipeline, counter.ground.engine, given, schema=counter.ground.schema, observe=(counter.seen.append,))
-
-
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_a_bad_row_among_few_is_its_own_records_fault(counter: Counter, count: int) -> None:
     """It surfaces at advance; COPY says then which one it is."""
     values = [f"v{n}" for n in range(count)]
     values[count // 2] = "bad"
-    stop = stopped_at(appended(counter, *values), 0, count // 2)
+    stop = stopped_at(counter.append(*values), 0, count // 2)
     assert isinstance(stop, PoisonStop)
     assert (stop.failure.cause, stop.failure.sqlstate) == (Cause.DATABASE, "23514")
     assert len(counter.rows()) == count // 2
@@ -662,10 +624,7 @@ def test_a_row_that_speaks_like_the_fence_is_no_refusal(counter: Counter, by: st
     pipeline = Pipeline(
         counter.group, topics="orders", value=Utf8(), sinks=sinks, handle=None if by == "rows" else handle
     )
-    records = orders(b"1", b"seekpoint: claim or position is not the expected one; rows advanced: 0")
-    done = process(
-        pipeline, counter.ground.engine, records, schema=counter.ground.schema, observe=(counter.seen.append,)
-    )
+    done = counter.process(pipeline, "1", "seekpoint: claim or position is not the expected one; rows advanced: 0")
     stop = stopped_at(done, 0, 1)
     assert isinstance(stop, PoisonStop)
     assert stop.failure.sqlstate == "22P02"
@@ -679,7 +638,7 @@ def test_a_connection_cut_between_rows_and_offset(
 ) -> None:
     counter.ground.engine = new_engine(proxy.dsn)
     proxy.arm("at_statement", words)
-    assert appended(counter, "v0", "v1").records == 2
+    assert counter.append("v0", "v1").records == 2
     assert proxy.fired.is_set()
     assert counter.rows() == [(0, "v0"), (1, "v1")]
     assert [e.attempt for e in counter.seen if isinstance(e, events.BatchOpened)] == [1, 2]
@@ -706,7 +665,7 @@ def test_values_mean_the_same_in_few_rows_and_in_many(counter: Counter) -> None:
             counter.ground.create(f'"a%b" {kind}', name)
             sink = Append((counter.ground.schema, name), columns=["a%b"], rows=repeated((value,), rows))
             pipeline = Pipeline(f"{counter.group}-{name}", topics="orders", value=Utf8(), sinks=[sink])
-            done = process(pipeline, counter.ground.engine, orders(b"x"), schema=counter.ground.schema)
+            done = counter.process(pipeline, "x")
             states = [stop.failure.sqlstate for stop in done.stopped.values() if isinstance(stop, PoisonStop)]
             found.append((counter.ground.rows("a%b", name=name)[:1], states))
         assert repr(found[0]) == repr(found[1]), (kind, value)

@@ -22,6 +22,7 @@ from seekpoint.records import Partition
 from seekpoint.testing import Processed, process, raw
 from support.fixtures import NewEngine
 from support.ledger_desk import applied, make_table, scalar
+from support.service import driver
 
 Handler = Callable[[Connection, Batch[Any, Any]], None]
 
@@ -82,57 +83,42 @@ def test_rows_and_offset_are_one_transaction(work: Work) -> None:
     work.holds(5, 5)
 
 
-@pytest.mark.parametrize(
-    ("says", "ends"),
-    [
-        (r"called commit\(\)", lambda tx: tx.commit()),
-        (r"called rollback\(\)", lambda tx: tx.rollback()),
-        (r"called close\(\)", lambda tx: tx.close()),
-        (r"called detach\(\)", lambda tx: tx.detach()),
-        (r"called invalidate\(\)", lambda tx: tx.invalidate()),
-        (r"called commit\(\)", lambda tx: tx.get_transaction().commit()),
-        (r"called commit\(\)", lambda tx: tx.connection.commit()),
-        (r"called commit\(\)", lambda tx: tx.connection.driver_connection.commit()),
-        (r"called commit\(\)", lambda tx: controlled(tx).commit()),
-        (r"called commit\(\)", lambda tx: tx.connection.driver_connection.__exit__(None, None, None)),
-        (r"called close\(\)", lambda tx: tx.connection.driver_connection.close()),
-        ("sent PREPARE TRANSACTION", lambda tx: tx.exec_driver_sql("/* 2PC */ PREPARE TRANSACTION 'mine'")),
-        ("sent PREPARE TRANSACTION", lambda tx: tx.exec_driver_sql("SELECT 1; PREPARE TRANSACTION 'mine'")),
-        ("can't change 'autocommit' now", lambda tx: setattr(tx.connection.driver_connection, "autocommit", True)),
-        ("ended the transaction it was lent", lambda tx: tx.get_transaction().rollback()),
-        (r"called close\(\)", lambda tx: tx.connection.close()),
-        (r"called invalidate\(\)", lambda tx: tx.connection.invalidate()),
-        (r"called detach\(\)", lambda tx: tx.connection.detach()),
-        ("ended the transaction it was lent", lambda tx: tx.exec_driver_sql("ROLLBACK")),
-        ("used pgconn while statements", lambda tx: tx.connection.driver_connection.pgconn.exec_(b"ROLLBACK")),
-        ("used pgconn while statements", lambda tx: tx.connection.driver_connection.pgconn.send_query(b"SELECT 1")),
-    ],
-    ids=[
-        "commit",
-        "rollback",
-        "close",
-        "detach",
-        "invalidate",
-        "transaction.commit",
-        "connection.commit",
-        "driver.commit",
-        "session.commit",
-        "with driver",
-        "driver.close",
-        "prepare transaction",
-        "prepare transaction among others",
-        "driver.autocommit",
-        "transaction.rollback",
-        "connection.close",
-        "connection.invalidate",
-        "connection.detach",
-        "literal rollback",
-        "pgconn rollback",
-        "pgconn send",
-    ],
-)
-def test_ending_the_transaction_is_refused(work: Work, says: str, ends: Callable[[Connection], None]) -> None:
+PREPARE = "PREPARE TRANSACTION 'mine'"
+
+
+def sends(statement: str) -> Callable[[Any], object]:
+    return lambda tx: tx.exec_driver_sql(statement)
+
+
+ENDS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "commit": (r"called commit\(\)", lambda tx: tx.commit()),
+    "rollback": (r"called rollback\(\)", lambda tx: tx.rollback()),
+    "close": (r"called close\(\)", lambda tx: tx.close()),
+    "detach": (r"called detach\(\)", lambda tx: tx.detach()),
+    "invalidate": (r"called invalidate\(\)", lambda tx: tx.invalidate()),
+    "transaction.commit": (r"called commit\(\)", lambda tx: tx.get_transaction().commit()),
+    "connection.commit": (r"called commit\(\)", lambda tx: tx.connection.commit()),
+    "driver.commit": (r"called commit\(\)", lambda tx: driver(tx).commit()),
+    "session.commit": (r"called commit\(\)", lambda tx: controlled(tx).commit()),
+    "with driver": (r"called commit\(\)", lambda tx: driver(tx).__exit__(None, None, None)),
+    "driver.close": (r"called close\(\)", lambda tx: driver(tx).close()),
+    "prepare transaction": ("sent PREPARE TRANSACTION", sends(f"/* 2PC */ {PREPARE}")),
+    "prepare transaction among others": ("sent PREPARE TRANSACTION", sends(f"SELECT 1; {PREPARE}")),
+    "driver.autocommit": ("can't change 'autocommit' now", lambda tx: setattr(driver(tx), "autocommit", True)),
+    "transaction.rollback": ("ended the transaction it was lent", lambda tx: tx.get_transaction().rollback()),
+    "connection.close": (r"called close\(\)", lambda tx: tx.connection.close()),
+    "connection.invalidate": (r"called invalidate\(\)", lambda tx: tx.connection.invalidate()),
+    "connection.detach": (r"called detach\(\)", lambda tx: tx.connection.detach()),
+    "literal rollback": ("ended the transaction it was lent", sends("ROLLBACK")),
+    "pgconn rollback": ("used pgconn while statements", lambda tx: driver(tx).pgconn.exec_(b"ROLLBACK")),
+    "pgconn send": ("used pgconn while statements", lambda tx: driver(tx).pgconn.send_query(b"SELECT 1")),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_ending_the_transaction_is_refused(work: Work, how: str) -> None:
     """I1: nothing reaches the table, the offset stays, and the error names what to do instead."""
+    says, ends = ENDS[how]
     with pytest.raises((HandlerMisuse, psycopg.ProgrammingError), match=says):
         work.run_after_booking(ends)
     work.holds(0, 0)
@@ -154,7 +140,7 @@ def test_calls_of_pgconn_come_to_a_clear_end(work: Work, says: str, does: Callab
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         work.book(tx, batch)
-        does(tx.connection.driver_connection.pgconn)  # type: ignore[union-attr]
+        does(driver(tx).pgconn)
 
     with pytest.raises(HandlerMisuse, match=says):
         work.run(handle, pipeline_mode=False)
@@ -169,7 +155,7 @@ def test_a_connection_that_pgconn_closed_is_tried_again(work: Work) -> None:
         calls.append(len(batch))
         work.book(tx, batch)
         if len(calls) == 1:
-            tx.connection.driver_connection.pgconn.finish()  # type: ignore[union-attr]
+            driver(tx).pgconn.finish()
 
     assert work.run(handle).records == 3
     assert calls == [3, 3]
@@ -195,10 +181,10 @@ def test_a_refused_commit_cannot_be_swallowed(work: Work, isolating: bool) -> No
 @pytest.mark.parametrize(
     "commits",
     [
-        lambda tx: tx.exec_driver_sql("COMMIT"),
+        sends("COMMIT"),
         lambda tx: (tx.exec_driver_sql("COMMIT"), tx.exec_driver_sql("BEGIN")),
-        lambda tx: tx.exec_driver_sql("SELECT 1; COMMIT"),
-        lambda tx: (tx.execute(text("SELECT 1")), tx.connection.driver_connection.pgconn.exec_(b"COMMIT")),
+        sends("SELECT 1; COMMIT"),
+        lambda tx: (tx.execute(text("SELECT 1")), driver(tx).pgconn.exec_(b"COMMIT")),
     ],
     ids=["literal commit", "literal commit and begin", "commit among others", "pgconn"],
 )
@@ -274,35 +260,28 @@ class Applied(Base):
     by: Mapped[str] = mapped_column(Text)
 
 
-def test_the_orm_joins_the_transaction(work: Work) -> None:
-    """I1: a Session of the ORM commits into our transaction, and not through it."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_orm_joins_the_transaction(work: Work, fails: bool) -> None:
+    """I1: a Session of the ORM commits into our transaction, and not through it: an error after it leaves nothing."""
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         joined = tx.execution_options(**in_schema(work.schema))
         with Session(joined, join_transaction_mode="create_savepoint") as session:
             session.add_all(Applied(record=r.offset, partition=r.partition, by="orm") for r in batch)
             session.commit()
-            assert work.rows() == []  # committed to the savepoint: nobody else sees it
+            assert work.rows() == []  # committed to the savepoint: no other session sees it
             session.add(Applied(record=0, partition=0, by="gone"))
             session.rollback()
+        if fails:
+            raise ArithmeticError("after")
 
-    assert work.run(handle).records == 3
-    work.holds(3, 3)
-
-
-def test_what_the_orm_committed_is_taken_back_with_the_batch(work: Work) -> None:
-    """I1: the session's commit is the savepoint's: an error after it leaves nothing."""
-
-    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
-        joined = tx.execution_options(**in_schema(work.schema))
-        with Session(joined, join_transaction_mode="create_savepoint") as session:
-            session.add_all(Applied(record=r.offset, partition=r.partition, by="orm") for r in batch)
-            session.commit()
-        raise ArithmeticError("after")
-
-    with pytest.raises(ArithmeticError):
-        work.run(handle)
-    work.holds(0, 0)
+    if fails:
+        with pytest.raises(ArithmeticError):
+            work.run(handle)
+        work.holds(0, 0)
+    else:
+        assert work.run(handle).records == 3
+        work.holds(3, 3)
 
 
 def test_options_that_a_handler_sets_do_not_outlive_its_batch(work: Work) -> None:

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.types.json import Json, Jsonb
@@ -180,10 +180,7 @@ def body(kind: str) -> str:
 
 def few(examples: int) -> settings:
     """Settings of a test that takes a second, or with SEEKPOINT_EXAMPLES as long as that says."""
-    return settings(
-        max_examples=-(-EXAMPLES // SHARDS) or examples, deadline=None, print_blob=True, database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )  # fmt: skip
+    return settings(max_examples=-(-EXAMPLES // SHARDS) or examples, database=None)
 
 
 # -- Upsert -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import BigInteger, Connection, Engine, Text, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from seekpoint import Batch, Pipeline, events
 from seekpoint import Text as Utf8
@@ -69,6 +70,19 @@ class Service:
     def changed(self) -> list[tuple[str, ...]]:
         """What the connections were replaced for."""
         return [one.changed for one in self.seen if isinstance(one, events.SessionReplaced)]
+
+
+class _Base(DeclarativeBase):
+    pass
+
+
+class Row(_Base):
+    """A row of ``t``, whose schema is the one that is translated from ``here``."""
+
+    __tablename__ = "t"
+    __table_args__ = ({"schema": "here"},)
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    v: Mapped[str | None] = mapped_column(Text)
 
 
 def driver(tx: Connection) -> psycopg.Connection[Any]:

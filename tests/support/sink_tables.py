@@ -9,8 +9,12 @@ Give it to a test with a fixture of its own::
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
+from psycopg.types.json import Jsonb
 from sqlalchemy import ColumnElement, Engine, column, select, table, text
 
 from seekpoint import Append, Ledger, Pipeline
@@ -20,6 +24,56 @@ from seekpoint.records import Partition, RawRecord
 from seekpoint.testing import Processed, process, raw
 
 TOPIC = "orders"
+# A column's type, a value for it, and what is stored where that is another one.
+VALUES: list[tuple[str, Any, Any]] = [
+    ("jsonb", {"a": [1, {"b": None}], "ä": "\U0001f600"}, None),
+    ("json", {"z": 1, "a": "tab\tquote\"back\\slash\nline"}, None),
+    ("jsonb", Jsonb([1, "two", {"three": 3}]), [1, "two", {"three": 3}]),
+    ("int[]", [1, None, 3], None),
+    ("text[]", ["a,b", 'quo"te', "back\\slash", "{}", "NULL", "", None, "tab\t\n"], None),
+    ("int[]", [], None),
+    ("int[][]", [[1, 2], [3, 4]], None),
+    ("jsonb[]", [{"a": 1}, {"b": "\\N"}], None),
+    ("numeric", Decimal("12345678901234567890.123456789012345678901234567890"), None),
+    ("numeric", Decimal("NaN"), None),
+    ("numeric", Decimal("-0.000"), Decimal("0.000")),
+    ("numeric", 2**200, Decimal(2**200)),
+    ("float8", 1e308, None),
+    ("float8", float("inf"), None),
+    ("bigint", -(2**63), None),
+    ("bigint", 2**63 - 1, None),
+    ("boolean", True, None),
+    ("timestamptz", datetime(2026, 3, 29, 1, 59, 59, 999999, UTC), None),
+    ("timestamptz", "2026-03-29T03:00:00+02:00", datetime(2026, 3, 29, 1, tzinfo=UTC)),
+    ("date", date(1, 1, 1), None),
+    ("date", date(9999, 12, 31), None),
+    ("bytea", bytes(range(256)), None),
+    ("uuid", UUID("0190d5b0-0000-7000-8000-000000000001"), None),
+    ("uuid", "0190d5b0-0000-7000-8000-000000000001", UUID("0190d5b0-0000-7000-8000-000000000001")),
+    ("mood", "so-so", None),
+    ("inet", "192.168.0.1", None),
+    ("interval", "1 day 02:00", None),
+    ("text", "", None),
+    ("text", "\\N", None),
+    ("text", "\\.", None),
+    ("text", "NULL", None),
+    ("text", "a\tb\nc\rd\\e\be\ff\vg\\tnot a tab", None),
+    ("text", "\\", None),
+    ("text", "\U0001f600 ä ß \x01 \x7f \u2028 \ufffe", None),
+    ("char(5)", "ab", "ab   "),
+    ("text", None, None),
+    ("numeric(6,2)", Decimal("1.005"), Decimal("1.01")),
+    ("text", 5, "5"),
+    ("int", "0007", 7),
+    ("timestamptz(0)", "2026-03-29T03:00:00.7+02:00", datetime(2026, 3, 29, 1, 0, 1, tzinfo=UTC)),
+    ("timestamp", datetime(2026, 3, 29, 1, 59, 59, tzinfo=UTC), datetime(2026, 3, 29, 1, 59, 59)),
+    ("date", datetime(2026, 3, 29, 23, 59, tzinfo=UTC), date(2026, 3, 29)),
+    ("short", "abc", None),
+    ("bit(3)", "101", None),
+    ("varchar(3)", "ab   ", "ab "),
+    ('"char"', "x", None),
+]  # fmt: skip
+_TYPES = "CREATE TYPE mood AS ENUM ('good', 'so-so'); CREATE DOMAIN short AS varchar(3) CHECK (VALUE <> 'no')"
 
 
 class Ground:
@@ -67,6 +121,12 @@ class Ground:
         """Where the group stands."""
         positions = Ledger(self.engine, pipeline.group, schema=self.schema).read()
         return {position.partition: position.next_offset for position in positions}
+
+
+def of_test(ground: Ground, kind: str) -> str:
+    """The type as a table of this schema names it, where it is none of Postgres's; makes the test's own types."""
+    ground.sql(_TYPES)
+    return f'"{ground.schema}".{kind}' if kind in {"mood", "short"} else kind
 
 
 def orders(*values: bytes | None, partition: int = 0, start: int = 0) -> list[RawRecord]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -26,6 +25,7 @@ from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
 from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.worker.worker import Worker
 from support.events import Run
+from support.waiting import until
 
 pytest_plugins = ["seekpoint.testing.pytest", "support.fixtures"]
 
@@ -131,18 +131,16 @@ def _code(error: Exception) -> object:
 
 
 def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
-    deadline, pause = time.monotonic() + 20, threading.Event()
-    while time.monotonic() < deadline:
+    def led() -> bool:
         known = admin.list_topics(name, timeout=20).topics[name].partitions
-        if sum(partition.leader >= 0 for partition in known.values()) == partitions:
-            return
-        pause.wait(0.02)
-    raise AssertionError(f"{name} has no leaders after 20 s")
+        return sum(partition.leader >= 0 for partition in known.values()) == partitions
+
+    until(led, f"the leaders of {name}")
 
 
 @pytest.fixture
 def produce(request: pytest.FixtureRequest) -> Callable[..., list[tuple[int, int]]]:
-    """``produce(topic, values, partition=…, bootstrap=…, headers=…)`` appends records and waits for all of them.
+    """``produce(topic, values, partition=…, bootstrap=…, headers=…, timestamp=…)`` appends records, and waits for all.
 
     A value is bytes, text or None, or a pair of key and value. Returns partition and offset of each.
     """
@@ -151,37 +149,26 @@ def produce(request: pytest.FixtureRequest) -> Callable[..., list[tuple[int, int
         topic: str,
         values: Iterable[bytes | str | tuple[bytes | str | None, bytes | str | None] | None],
         *,
-        partition: int | None = None,
+        partition: int = -1,
         bootstrap: str | None = None,
-        headers: list[tuple[str, str | bytes | None]] | None = None,
+        **more: Any,
     ) -> list[tuple[int, int]]:
         bootstrap = bootstrap or request.getfixturevalue("seekpoint_broker")
         producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0})
         stored: dict[int, tuple[int, int]] = {}
         refused: list[KafkaError] = []
 
-        def note(number: int) -> Callable[[KafkaError | None, Message], None]:
-            def delivered(error: KafkaError | None, message: Message) -> None:
-                if error is not None:
-                    refused.append(error)
-                else:
-                    stored[number] = (message.partition() or 0, message.offset() or 0)
+        def delivered(number: int, error: KafkaError | None, message: Message) -> None:
+            stored[number] = (message.partition() or 0, message.offset() or 0)
+            if error is not None:
+                refused.append(error)
 
-            return delivered
-
-        count = 0
-        for count, value in enumerate(values, start=1):
+        for number, value in enumerate(values):
             key, payload = value if isinstance(value, tuple) else (None, value)
             while True:
                 try:
-                    producer.produce(
-                        topic,
-                        payload,
-                        key,
-                        partition=-1 if partition is None else partition,
-                        on_delivery=note(count),
-                        headers=headers,
-                    )
+                    noted = partial(delivered, number)
+                    producer.produce(topic, payload, key, partition=partition, on_delivery=noted, **more)
                     break
                 except BufferError:  # the client's queue is full: let some of it go first
                     producer.poll(0.1)
@@ -189,7 +176,7 @@ def produce(request: pytest.FixtureRequest) -> Callable[..., list[tuple[int, int
         left = producer.flush(60)
         assert not refused, f"the broker refused {len(refused)} records: {refused[0]}"
         assert left == 0, f"{left} records were not delivered within 60 s"
-        return [stored[number] for number in range(1, count + 1)]
+        return [at for _, at in sorted(stored.items())]
 
     return send
 

@@ -86,7 +86,7 @@ def test_the_mended_handler_finds_the_flight_again(kind: Any) -> None:
         assert type(mended(record)) is Flight
 
 
-def test_a_number_of_records_that_cannot_be() -> None:
+def test_too_few_or_many_records() -> None:
     with pytest.raises(ConfigError, match="the demo takes 5,000 to 336,776 records, not 10"):
         show.perform(10, console=Console(quiet=True))
 

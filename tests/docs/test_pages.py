@@ -15,10 +15,8 @@ SQL blocks run on the same database. The pages in ``TYPED``, whose commands run 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -32,6 +30,7 @@ from sybil.parsers.markdown import CodeBlockParser
 
 from seekpoint import Ledger
 from support.docs_pages import PAGES, ROOT, TYPED, blocks, name_of, read
+from support.waiting import until
 
 SECONDS = 60.0  # for what takes a few
 NOT_RUN = {
@@ -65,14 +64,11 @@ def engine(url: str) -> Iterator[Engine]:
 
 def _waiter(engine: Engine) -> Callable[[str, object], None]:
     def wait_until(query: str, answer: object) -> None:
-        deadline, pause, found = monotonic() + SECONDS, threading.Event(), None
-        while monotonic() < deadline:
+        def answers() -> bool:
             with engine.connect() as connection:
-                found = connection.execute(text(query)).scalar_one_or_none()
-            if found == answer:
-                return
-            pause.wait(0.05)
-        raise AssertionError(f"{query} answers {found!r}, not {answer!r}, after {SECONDS} s")
+                return bool(connection.execute(text(query)).scalar_one_or_none() == answer)
+
+        until(answers, f"{answer!r} as the answer to {query}", SECONDS)
 
     return wait_until
 
@@ -90,14 +86,16 @@ def kafka(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def _when_free(make: Callable[[], str]) -> str:
     """Make a topic; while another page has one of that name, wait until it is gone."""
-    deadline, pause = monotonic() + 2 * SECONDS, threading.Event()
-    while True:
+
+    def made() -> str | None:
         try:
             return make()
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS or monotonic() > deadline:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
-        pause.wait(0.1)
+            return None
+
+    return str(until(made, "the end of another page's topic", 2 * SECONDS))
 
 
 class Reader:

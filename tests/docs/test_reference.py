@@ -21,7 +21,6 @@ from seekpoint import (
     StartAt,
     Worker,
     consumer_config,
-    errors,
     events,
     spark,
     testing,
@@ -33,20 +32,11 @@ from seekpoint.postgres.engine import _KEEPALIVES
 from seekpoint.sinks import Append
 from seekpoint.worker.health import Health
 from support.docs_pages import ROOT, named, read, section
+from support.public_kinds import ERRORS, EVENTS
 
-API, EVENTS, CONFIGURATION, JOBS = (
+API, EVENTS_PAGE, CONFIGURATION, JOBS = (
     named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration", "reload")
 )
-ALL_EVENTS = [
-    kind
-    for kind in vars(events).values()
-    if inspect.isclass(kind) and issubclass(kind, events.Event) and kind is not events.Event
-]
-ALL_ERRORS = [
-    kind
-    for kind in vars(errors).values()
-    if inspect.isclass(kind) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
-]
 
 
 def ticked(text: str) -> set[str]:
@@ -71,16 +61,16 @@ def rows(text: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ALL_EVENTS, ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: str(kind.__name__))
 def test_every_event_is_in_the_reference_with_level_and_fields(kind: type[events.Event]) -> None:
-    level, told, meaning = rows(EVENTS)[kind.__name__]
+    level, told, meaning = rows(EVENTS_PAGE)[kind.__name__]
     assert level == logging.getLevelName(kind.level)
     assert [f.name for f in fields(kind) if f.name != "at"] == re.findall(r"`(\w+)`", told)
     assert meaning
 
 
 def test_the_reference_has_no_event_that_does_not_exist() -> None:
-    assert {name for name in rows(EVENTS) if name[0].isupper()} == {kind.__name__ for kind in ALL_EVENTS}
+    assert {name for name in rows(EVENTS_PAGE) if name[0].isupper()} == {kind.__name__ for kind in EVENTS}
 
 
 @pytest.mark.parametrize("name", seekpoint.__all__)
@@ -132,7 +122,7 @@ def test_the_ledgers_methods_are_shown_with_their_parameters(name: str) -> None:
     assert names == list(inspect.signature(getattr(Ledger, name)).parameters)[1:]
 
 
-@pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: str(kind.__name__))
 def test_every_error_is_in_the_reference(kind: type[Exception]) -> None:
     assert kind.__name__ in rows(re.sub(r"`Poison\([^`]*\)`", "`Poison`", section(API, "Errors")))
 

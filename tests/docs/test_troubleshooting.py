@@ -7,21 +7,16 @@ search for.
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Iterator
 
 import pytest
 
-from seekpoint import errors
 from support.docs_pages import ROOT, anchors, named, read
+from support.public_kinds import ERRORS
 
 PAGE = named("docs/troubleshooting.md")
-CLASSES = [
-    name
-    for name, kind in vars(errors).items()
-    if inspect.isclass(kind) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
-]
+CLASSES = [kind.__name__ for kind in ERRORS]
 # Their messages say what to write instead, and are about the reader's own code.
 BY_CLASS_ALONE = {"ConfigError", "Poison"}
 REASONS = {"reason", "reasons", "why", "remedy"}

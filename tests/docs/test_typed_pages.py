@@ -22,6 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from support.docs_pages import TYPED, blocks, named
+from support.waiting import until
 
 SECONDS = 60.0  # for what takes a few
 SERVERS = "seekpoint dev"
@@ -152,12 +153,13 @@ def servers(tmp_path: Path, env: dict[str, str]) -> Iterator[None]:
     output = tmp_path / "servers"
     with output.open("wb") as out:
         process = subprocess.Popen(SERVERS.split(), env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    deadline, pause = monotonic() + 2 * SECONDS, threading.Event()
+
+    def announced() -> bool:
+        assert process.poll() is None, output.read_text(encoding="utf-8")
+        return "Ctrl-C" in output.read_text(encoding="utf-8")
+
     try:
-        while "Ctrl-C" not in output.read_text(encoding="utf-8"):
-            assert process.poll() is None, output.read_text(encoding="utf-8")
-            assert monotonic() < deadline, output.read_text(encoding="utf-8")
-            pause.wait(0.1)
+        until(announced, f"the servers of {SERVERS}", 2 * SECONDS)
         yield
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 0, output.read_text(encoding="utf-8")

@@ -128,9 +128,7 @@ def test_a_start_that_does_not_fit_the_topic_ends_the_worker(given: list[int] | 
     assert scene.positions() == {}
 
 
-def test_partitions_added_later_are_read_from_their_beginning_even_with_start_at_latest(
-    scene: Scene, protocol: Protocol
-) -> None:
+def test_added_partitions_are_read_from_their_beginning_with_any_start(scene: Scene, protocol: Protocol) -> None:
     name = scene.topic(1)
     scene.produce(name, ["before"])
     run = scene.worker(scene.pipeline(name, start=StartAt.latest()), kafka=protocol)

@@ -26,6 +26,7 @@ from seekpoint.cli import status
 from seekpoint.cli.app import app
 from seekpoint.ledger import Ledger
 from seekpoint.records import Partition
+from support.command import seekpoint
 from support.events import Run
 from support.forked_process import Forked
 
@@ -101,9 +102,10 @@ class Place:
         self.started.append(Process(*arguments, env=env))
         return self.started[-1]
 
-    def status(self, *more: str, brokers: bool = True) -> Result:
+    def status(self, *more: str, brokers: bool = True, exits: int = 0) -> Result:
         kafka = ["--kafka", f"bootstrap.servers={self.broker}"] if brokers else []
-        return seekpoint("status", self.group, "--database-url", self.url, "--schema", self.schema, *kafka, *more)
+        where = ["--database-url", self.url, "--schema", self.schema, *kafka]
+        return seekpoint("status", self.group, *where, *more, exits=exits)
 
     def sql(self, *statements: str) -> None:
         """Run these, with the schema's name for {schema}."""
@@ -130,8 +132,8 @@ class Place:
             *("--schema", self.schema),
         ]
 
-    def run(self, module: str, name: str = "pipe", *more: str, url: str | None = None) -> Result:
-        return seekpoint("run", f"{module}:{name}", *self.options(url), *more)
+    def run(self, module: str, name: str = "pipe", *more: str, url: str | None = None, exits: int = 0) -> Result:
+        return seekpoint("run", f"{module}:{name}", *self.options(url), *more, exits=exits)
 
 
 @pytest.fixture
@@ -155,13 +157,6 @@ def place(  # noqa: PLR0917 -- fixtures
     sys.path[:] = before
     for process in made.started:
         process.close()
-
-
-def seekpoint(*arguments: str, env: dict[str, str] | None = None) -> Result:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", **(env or {})})
-    assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
-    assert "Traceback" not in result.output
-    return result
 
 
 TO_TABLE = """\
@@ -195,20 +190,16 @@ def test_explain_tells_the_roads_of_a_pipeline(place: Place) -> None:
     assert f"handler handle, which writes {place.schema}.other" in said
 
     looked = ["explain", f"{module}:pipe", "--json", "--database-url", place.url]
-    missing = seekpoint(*looked)
-    assert missing.exit_code == 1
+    missing = seekpoint(*looked, exits=1)
     assert "does not exist" in missing.stderr
     place.sql("CREATE TABLE {schema}.kept (id int, at int)")
-    unindexed = seekpoint(*looked)
-    assert unindexed.exit_code == 2
+    unindexed = seekpoint(*looked, exits=2)
     assert "no unique index on exactly" in unindexed.stderr
     place.sql("ALTER TABLE {schema}.kept ADD PRIMARY KEY (id)")
-    unmade = seekpoint(*looked)
-    assert unmade.exit_code == 1
+    unmade = seekpoint(*looked, exits=1)
     assert '.all" does not exist; create the table' in unmade.stderr
     place.sql("CREATE TABLE {schema}.all (v text)")
-    unwritten = seekpoint(*looked)
-    assert unwritten.exit_code == 2
+    unwritten = seekpoint(*looked, exits=2)
     assert f"relation '{place.schema}.other' does not exist; create the table" in unwritten.stderr
     place.sql("CREATE TABLE {schema}.other (v text)")
     kept, every = json.loads(seekpoint(*looked).stdout)["sinks"]
@@ -246,21 +237,18 @@ def test_a_target_that_is_none(place: Place, target: str, said: str) -> None:
         orders = Pipeline("{group}", topics="{topic}", value=Text(), handle=post)
         """
     )
-    result = seekpoint("run", target.format(module=module), *place.options())
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = seekpoint("run", target.format(module=module), *place.options(), exits=2)
+    assert result.stdout == ""
     assert f"error: {said.format(module=module)}" in result.stderr
 
 
 def test_a_module_that_fails_names_the_line(place: Place) -> None:
     broken = place.module("prices = {{}}", "prices['EUR']")
-    result = place.run(broken)
-    assert result.exit_code == 1
+    result = place.run(broken, exits=1)
     assert f"error: {broken}.py:3 in <module>: KeyError: 'EUR'" in result.stderr
-    inner = place.run(place.module("import no_such_module_of_mine"))
-    assert inner.exit_code == 2
+    inner = place.run(place.module("import no_such_module_of_mine"), exits=2)
     assert "No module named 'no_such_module_of_mine'" in inner.stderr
-    typo = place.run(place.module("def post(tx, batch)"))
-    assert typo.exit_code == 2
+    typo = place.run(place.module("def post(tx, batch)"), exits=2)
     assert "SyntaxError: expected ':'" in typo.stderr
 
 
@@ -285,19 +273,17 @@ def test_a_module_that_fails_names_the_line(place: Place) -> None:
 def test_servers_that_are_not_named(place: Place, options: list[str], said: str) -> None:
     (place.folder / "bad.properties").write_text("# mine\nbootstrap.servers=x\nsasl.password hunter2\n")
     module = place.module('pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[Append("t")])')
-    result = seekpoint("run", f"{module}:pipe", *options)
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = seekpoint("run", f"{module}:pipe", *options, exits=2)
+    assert result.stdout == ""
     assert said in result.stderr
     assert "hunter2" not in result.output.replace("not 'hunter2'", "")
 
 
 def test_a_worker_brings_its_own_servers(place: Place) -> None:
     module = place.module(TO_TABLE, 'worker = Worker(pipe, engine="{url}", kafka={{"bootstrap.servers": "{broker}"}})')
-    result = place.run(module, "worker")
-    assert result.exit_code == 2
+    result = place.run(module, "worker", exits=2)
     assert f"error: {module}:worker is a Worker and brings its own database and brokers: remove --" in result.stderr
-    accepting = seekpoint("run", f"{module}:worker", "--accept-declaration")
-    assert accepting.exit_code == 2
+    accepting = seekpoint("run", f"{module}:worker", "--accept-declaration", exits=2)
     assert "remove --accept-declaration" in accepting.stderr
 
 
@@ -314,8 +300,8 @@ def test_a_worker_brings_its_own_servers(place: Place) -> None:
     ],
 )
 def test_a_kafka_key_that_cannot_be(place: Place, lines: None, setting: str, said: str) -> None:
-    result = place.run(place.module(TO_TABLE), "pipe", "--kafka", setting)
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = place.run(place.module(TO_TABLE), "pipe", "--kafka", setting, exits=2)
+    assert result.stdout == ""
     assert f"error: {said}" in result.stderr
 
 
@@ -326,16 +312,14 @@ def test_async_handlers_and_engines_are_refused(place: Place) -> None:
         pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post)
         """
     )
-    result = place.run(handler)
-    assert result.exit_code == 2
+    result = place.run(handler, exits=2)
     assert "and would never run; write a plain function handle(tx, batch)" in (result.stderr)
     engine = place.module(
         TO_TABLE,
         "def worker():",
         '    return Worker(pipe, engine="postgresql+asyncpg://me:hunter2@h/d", kafka={{"bootstrap.servers": "x"}})',
     )
-    result = seekpoint("run", f"{engine}:worker")
-    assert result.exit_code == 2
+    result = seekpoint("run", f"{engine}:worker", exits=2)
     assert "is not on psycopg 3: write postgresql+psycopg://user:password@host/database" in result.stderr
     assert "hunter2" not in result.output
 
@@ -347,8 +331,7 @@ def test_an_async_engine_is_refused(place: Place) -> None:
         TO_TABLE,
         'def worker(): return Worker(pipe, engine=create_async_engine("{url}"), kafka={{"bootstrap.servers": "x"}})',
     )
-    result = seekpoint("run", f"{engine}:worker")
-    assert result.exit_code == 2
+    result = seekpoint("run", f"{engine}:worker", exits=2)
     assert "engine must be a URL or a sync SQLAlchemy Engine on postgresql+psycopg, got AsyncEngine" in result.stderr
 
 
@@ -357,8 +340,7 @@ def test_an_async_engine_is_refused(place: Place) -> None:
 
 def test_an_unknown_topic(place: Place, lines: None) -> None:
     module = place.module(TO_TABLE.replace("{topic}", "no-such-topic"))
-    result = place.run(module)
-    assert result.exit_code == 2
+    result = place.run(module, exits=2)
     assert (
         f"error: topic 'no-such-topic' does not exist on the brokers {place.broker}: create it, or correct topics="
         in result.stderr
@@ -372,8 +354,7 @@ def test_brokers_that_do_not_answer(place: Place, lines: None) -> None:
         '    return Worker(pipe, engine="{url}", kafka={{"bootstrap.servers": "127.0.0.1:1"}}, schema="{schema}",',
         "                  limits=Limits(start_wait=3.0, kafka_timeout=2.0))",
     )
-    result = seekpoint("run", f"{module}:worker")
-    assert result.exit_code == 1
+    result = seekpoint("run", f"{module}:worker", exits=1)
     assert (
         "error: Kafka: no broker answered at 127.0.0.1:1 within 2 s: 127.0.0.1:1/bootstrap: Connect to" in result.stderr
     )
@@ -391,8 +372,8 @@ def test_a_database_that_cannot_be_reached(place: Place, lines: None) -> None:
         ({"port": 1}, "Connection refused Is the server running on that host and accepting TCP/IP connections?; check"),
     ):
         away = url.set(**changed).render_as_string(hide_password=False)
-        result = place.run(module, "pipe", "--start-wait", "0.1", url=away)
-        assert (result.exit_code, result.stdout) == (1, "")
+        result = place.run(module, "pipe", "--start-wait", "0.1", url=away, exits=1)
+        assert result.stdout == ""
         assert "error: Postgres: " in result.stderr
         assert said in result.stderr
         assert "hunter2" not in result.output
@@ -400,16 +381,14 @@ def test_a_database_that_cannot_be_reached(place: Place, lines: None) -> None:
 
 def test_a_missing_schema(place: Place) -> None:
     module = place.module(TO_TABLE)
-    result = seekpoint("run", f"{module}:pipe", *place.options(), "--schema", "elsewhere")
-    assert result.exit_code == 1
+    result = seekpoint("run", f"{module}:pipe", *place.options(), "--schema", "elsewhere", exits=1)
     assert "error: schema 'elsewhere' has no ledger tables, and this library needs revision" in result.stderr
     assert "run `seekpoint db upgrade --schema elsewhere`" in result.stderr
 
 
 def test_a_missing_table(place: Place) -> None:
     place.produce(["one"])
-    result = place.run(place.module(TO_TABLE))
-    assert result.exit_code == 1
+    result = place.run(place.module(TO_TABLE), exits=1)
     assert (
         f"error: Append('{place.schema}.lines'): relation \"{place.schema}.lines\" does not exist; create the table, "
         "or correct its name in the pipeline" in result.stderr
@@ -437,8 +416,7 @@ def writer(seekpoint_engine: Engine, place: Place) -> Iterator[str]:
 
 def test_no_right_on_the_table(place: Place, lines: None, writer: str) -> None:
     place.produce(["one"])
-    result = place.run(place.module(TO_TABLE), url=writer)
-    assert result.exit_code == 1
+    result = place.run(place.module(TO_TABLE), url=writer, exits=1)
     assert ".lines'): permission denied for table lines; grant the right to the role of the database's URL" in (
         result.stderr
     )
@@ -450,11 +428,22 @@ def test_no_right_on_the_table(place: Place, lines: None, writer: str) -> None:
 
 def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(place: Place, lines: None) -> None:
     place.produce(["one", "two", b"\xff", "four"])
-    result = place.run(place.module(TO_TABLE))
-    assert result.exit_code == 1
+    result = place.run(place.module(TO_TABLE), exits=1)
     assert f"error: {place.topic}/0 stopped at offset 2: it cannot be decoded: UnicodeDecodeError" in result.stderr
     assert "Choices:\n  - fix the codec, row= or handler, and start the worker again\n  - skip it: " in result.stderr
     assert place.lines() == ["one", "two"], "what came before it is committed"
+
+
+def test_too_many_dead_letters_end_the_command_with_the_limit(place: Place, lines: None) -> None:
+    place.produce([b"\xff"] * 30)
+    limited = TO_TABLE.replace(
+        "strict=True", 'on_poison="dead_letter", dead_letter_limits=DeadLetterLimits(consecutive=5)'
+    )
+    result = place.run(place.module("from seekpoint import DeadLetterLimits", limited), exits=1)
+    assert "error: more than 5 records in a row failed" in result.stderr
+    assert "raise DeadLetterLimits(consecutive=...)" in result.stderr
+    [position] = Ledger(place.engine, place.group, schema=place.schema).read()
+    assert (position.next_offset, place.lines()) == (0, [])
 
 
 FAILING = """\
@@ -469,8 +458,7 @@ pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=re
 def test_a_handler_that_raises_names_its_line(place: Place) -> None:
     place.produce(["one"])
     module = place.module(FAILING)
-    result = place.run(module)
-    assert result.exit_code == 1
+    result = place.run(module, exits=1)
     assert f"error: {place.topic}/0 stopped at offset 0: the handler failed on it: ZeroDivisionError" in result.stderr
     assert f"division by zero (at {module}.py:3 in post) (tried 2 times)" in result.stderr
 
@@ -584,18 +572,16 @@ def test_dev_lends_a_pair_until_ctrl_c(place: Place, monkeypatch: pytest.MonkeyP
     assert set(exports) == {"SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG"}
     announced = seekpoint("dev", "env").stdout
     assert announced == "".join(f"export {name}={value}\n" for name, value in exports.items())
-    assert seekpoint("db", "upgrade", env=exports).exit_code == 0
-    unknown = seekpoint("status", "nobody", env=exports)
-    assert unknown.exit_code == 1
+    seekpoint("db", "upgrade", env=exports)
+    unknown = seekpoint("status", "nobody", env=exports, exits=1)
     assert "has no group 'nobody'; no worker has claimed anything yet" in unknown.stderr
     config = Path(exports["SEEKPOINT_KAFKA_CONFIG"])
     assert config.read_text().startswith("bootstrap.servers=127.0.0.1:")
     process.signal(signal.SIGINT)
     assert process.end() == 0, process.said
     assert not config.parent.exists()
-    assert seekpoint("dev", "env").exit_code == 2
-    gone = seekpoint("db", "check", env=exports)
-    assert gone.exit_code == 1
+    seekpoint("dev", "env", exits=2)
+    gone = seekpoint("db", "check", env=exports, exits=1)
     assert "refused" in gone.stderr
 
 
@@ -630,7 +616,6 @@ def applied(place: Place, lines: None, run_worker: Callable[..., Run], produce: 
 
 def test_status(applied: Place) -> None:
     alone = applied.status("--json", brokers=False)
-    assert alone.exit_code == 0
     [line] = json.loads(alone.stdout)
     assert line.pop("committed_at").startswith("20")
     assert line == {
@@ -651,7 +636,6 @@ def test_status(applied: Place) -> None:
     [line] = json.loads(applied.status("--json").stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, 4, 1)
     shown = applied.status()
-    assert shown.exit_code == 0
     assert shown.stdout.splitlines()[1].split()[:7] == ["topic", "partition", "next", "end", "lag", "dead", "letters"]
     assert shown.stdout.splitlines()[2].split()[:7] == [applied.topic, "0", "3", "4", "1", "0", "1"]
     assert str(make_url(applied.url).password) not in shown.output
@@ -659,16 +643,14 @@ def test_status(applied: Place) -> None:
 
 def test_status_of_what_is_not_there(applied: Place) -> None:
     where = ["--database-url", applied.url, "--schema", applied.schema]
-    unknown = seekpoint("status", "nobody", *where)
-    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    unknown = seekpoint("status", "nobody", *where, exits=1)
+    assert unknown.stdout == ""
     assert f"error: the ledger in schema '{applied.schema}' has no group 'nobody'; it knows {applied.group}" in (
         unknown.stderr
     )
-    nowhere = seekpoint("status", applied.group, "--database-url", applied.url, "--schema", "elsewhere")
-    assert nowhere.exit_code == 1
+    nowhere = seekpoint("status", applied.group, "--database-url", applied.url, "--schema", "elsewhere", exits=1)
     assert "run `seekpoint db upgrade --schema elsewhere`" in nowhere.stderr
-    wrong_key = seekpoint("status", applied.group, *where, "--kafka", "sasl.mechanism=PLAIN")
-    assert wrong_key.exit_code == 2
+    wrong_key = seekpoint("status", applied.group, *where, "--kafka", "sasl.mechanism=PLAIN", exits=2)
     assert "no brokers are named" in wrong_key.stderr
 
 
@@ -676,18 +658,16 @@ def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied: Place) ->
     """That is no lag of 0: nothing of what is produced next would be read."""
     ledger = Ledger(applied.engine, applied.group, schema=applied.schema)
     ledger.reset_offset(applied.topic, 0, 50, log=None, reason="a slip")
-    asked = applied.status("--json")
+    asked = applied.status("--json", exits=1)
     [line] = json.loads(asked.stdout)
-    assert (asked.exit_code, line["next"], line["end"], line["lag"]) == (1, 50, 4, None)
-    shown = applied.status()
-    assert shown.exit_code == 1
+    assert (line["next"], line["end"], line["lag"]) == (50, 4, None)
+    shown = applied.status(exits=1)
     assert f"{applied.topic}/0: the stored offset 50 is past the end of the log (4)" in shown.stdout
 
 
 def test_status_shows_the_ledger_when_no_broker_answers(applied: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "KAFKA_TIMEOUT", 0.5)
-    result = applied.status("--kafka", "bootstrap.servers=127.0.0.1:1", "--json", brokers=False)
-    assert result.exit_code == 1
+    result = applied.status("--kafka", "bootstrap.servers=127.0.0.1:1", "--json", brokers=False, exits=1)
     [line] = json.loads(result.stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, None, None)
     assert "warning: " in result.stderr
@@ -697,8 +677,7 @@ def test_status_shows_the_ledger_when_no_broker_answers(applied: Place, monkeypa
 def test_status_does_not_compare_with_another_topic_of_that_name(applied: Place, topic: Callable[..., str]) -> None:
     ledger = Ledger(applied.engine, applied.group, schema=applied.schema)
     ledger.reset_offset(applied.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
-    result = applied.status("--json")
-    assert result.exit_code == 1
+    result = applied.status("--json", exits=1)
     [line] = json.loads(result.stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, None, None)
     assert f"warning: topic '{applied.topic}' is not the one that was read" in result.stderr

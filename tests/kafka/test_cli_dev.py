@@ -9,23 +9,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from typer.testing import CliRunner, Result
 
-from seekpoint.cli.app import app
 from seekpoint.testing.servers import running_pair, topics
+from support.command import seekpoint
 
 AWAY = "127.0.0.1:1"
 
 
-def seekpoint(*arguments: str, stdin: str | bytes = "") -> Result:
-    result = CliRunner().invoke(app, ["dev", *arguments], input=stdin, env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
-    return result
+dev = partial(seekpoint, "dev")
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +74,13 @@ def stored(seekpoint_broker: str) -> Callable[..., list[Stored]]:
 
 
 def test_a_topic_is_created_once(pair: running_pair.RunningPair, seekpoint_broker: str, new_name: str) -> None:
-    made = seekpoint("topic", new_name, "--partitions", "3")
-    assert (made.exit_code, made.stdout) == (0, f"{new_name}: 3 partitions at {seekpoint_broker}\n")
+    made = dev("topic", new_name, "--partitions", "3")
+    assert made.stdout == f"{new_name}: 3 partitions at {seekpoint_broker}\n"
     admin = AdminClient({"bootstrap.servers": seekpoint_broker, "log_level": 0})
     assert len(admin.list_topics(new_name, timeout=20).topics[new_name].partitions) == 3
 
-    again = seekpoint("topic", new_name)
-    assert (again.exit_code, again.stdout) == (2, "")
+    again = dev("topic", new_name, exits=2)
+    assert again.stdout == ""
     assert again.stderr == (
         f"error: topic {new_name!r} exists at {seekpoint_broker} and has 3 partitions: produce to it with "
         f"`seekpoint dev produce {new_name}`, or choose another name\n"
@@ -91,13 +88,12 @@ def test_a_topic_is_created_once(pair: running_pair.RunningPair, seekpoint_broke
 
 
 def test_the_report_of_a_topic_as_json(seekpoint_broker: str, new_name: str) -> None:
-    made = seekpoint("topic", new_name, "--kafka", f"bootstrap.servers={seekpoint_broker}", "--json")
+    made = dev("topic", new_name, "--kafka", f"bootstrap.servers={seekpoint_broker}", "--json")
     assert json.loads(made.stdout) == {"topic": new_name, "partitions": 1, "brokers": seekpoint_broker}
 
 
 def test_a_name_that_no_topic_can_have(pair: running_pair.RunningPair) -> None:
-    refused = seekpoint("topic", "a b")
-    assert refused.exit_code == 2
+    refused = dev("topic", "a b", exits=2)
     assert "error: topic 'a b' cannot be created at " in refused.stderr
     assert "contains one or more characters other than ASCII alphanumerics" in refused.stderr
 
@@ -112,12 +108,9 @@ def test_lines_become_values(
     stored: Callable[..., list[Stored]],
 ) -> None:
     name = topic()
-    sent = seekpoint("produce", name, stdin='{"id": 1}\n\n{"id": 2}')
-    assert (sent.exit_code, sent.stdout) == (
-        0,
-        f"{name}: 2 records to {seekpoint_broker}\n  {name}/0: 2 records, the last at offset 1\n",
-    )
-    more = seekpoint("produce", name, stdin=b"\xff\n")
+    sent = dev("produce", name, stdin='{"id": 1}\n\n{"id": 2}')
+    assert sent.stdout == f"{name}: 2 records to {seekpoint_broker}\n  {name}/0: 2 records, the last at offset 1\n"
+    more = dev("produce", name, stdin=b"\xff\n")
     assert more.stdout.endswith(f"  {name}/0: 1 record, the last at offset 2\n")
     assert stored(name, 3) == [(None, b'{"id": 1}', []), (None, b'{"id": 2}', []), (None, b"\xff", [])]
 
@@ -131,7 +124,7 @@ def test_keys_choose_the_partition_and_each_is_reported(
 ) -> None:
     name, file = topic(2), tmp_path / "orders.txt"
     file.write_text("".join(f"k{n % 10}:{n}\n" for n in range(100)))
-    sent = seekpoint("produce", name, str(file), "--key-separator", ":", "--json")
+    sent = dev("produce", name, str(file), "--key-separator", ":", "--json")
     report = json.loads(sent.stdout)
     partitions = report.pop("partitions")
     assert report == {"topic": name, "brokers": seekpoint_broker, "records": 100}
@@ -149,42 +142,37 @@ def test_objects_have_a_key_a_value_and_headers(
 ) -> None:
     name = topic()
     lines = ['{"key": "a", "value": {"price": 1.10}, "headers": {"h": "1", "n": null}}', '{"key": "a", "value": null}']
-    assert seekpoint("produce", name, "-", "--json-lines", stdin="\n".join(lines)).exit_code == 0
+    dev("produce", name, "-", "--json-lines", stdin="\n".join(lines))
     assert stored(name, 2) == [(b"a", b'{"price": 1.10}', [("h", b"1"), ("n", None)]), (b"a", None, [])]
 
 
 def test_a_bad_line_is_named_and_those_before_it_are_stored(
     pair: running_pair.RunningPair, topic: Callable[..., str], stored: Callable[..., list[Stored]]
 ) -> None:
-    name = topic()
-    refused = seekpoint("produce", name, "--json-lines", stdin='{"value": 1}\n{"value": 2}\n{"vlaue": 3}\n{"value": 4}')
-    assert (refused.exit_code, refused.stdout) == (2, "")
+    name, lines = topic(), ['{"value": 1}', '{"value": 2}', '{"vlaue": 3}', '{"value": 4}']
+    refused = dev("produce", name, "--json-lines", stdin="\n".join(lines), exits=2)
+    assert refused.stdout == ""
     assert "error: stdin, line 3: Object contains unknown field `vlaue`; expected {" in refused.stderr
     assert refused.stderr.endswith("\n2 records of earlier lines were stored\n")
-    assert seekpoint("produce", name, stdin="after").exit_code == 0
+    dev("produce", name, stdin="after")
     assert [value for _, value, _ in stored(name, 3)] == [b"1", b"2", b"after"]
 
 
 def test_a_record_that_is_too_large_is_named(pair: running_pair.RunningPair, topic: Callable[..., str]) -> None:
-    refused = seekpoint("produce", topic(), stdin=f"small\n{'x' * 1_100_000}\n")
-    assert refused.exit_code == 2
+    refused = dev("produce", topic(), stdin=f"small\n{'x' * 1_100_000}\n", exits=2)
     assert "error: the record of line 2 was refused: " in refused.stderr
     assert "Message size too large" in refused.stderr
     assert refused.stderr.endswith("\n1 record of an earlier line was stored\n")
 
 
-def test_a_record_that_only_the_broker_refuses_is_named(
-    pair: running_pair.RunningPair, topic: Callable[..., str]
-) -> None:
+def test_a_record_that_the_broker_refuses_is_named(pair: running_pair.RunningPair, topic: Callable[..., str]) -> None:
     name = topic(config={"max.message.bytes": "1000"})
-    refused = seekpoint("produce", name, stdin=f"{'x' * 5000}\n")
-    assert refused.exit_code == 2
+    refused = dev("produce", name, stdin=f"{'x' * 5000}\n", exits=2)
     assert "error: the record of line 1 was refused: Broker: Message size too large\n" in refused.stderr
 
 
 def test_a_topic_that_does_not_exist(pair: running_pair.RunningPair, seekpoint_broker: str, new_name: str) -> None:
-    refused = seekpoint("produce", new_name, stdin="x")
-    assert refused.exit_code == 2
+    refused = dev("produce", new_name, stdin="x", exits=2)
     assert refused.stderr == (
         f"error: topic {new_name!r} does not exist at {seekpoint_broker}: "
         f"create it with `seekpoint dev topic {new_name}`\n"
@@ -200,8 +188,7 @@ def test_a_topic_that_does_not_exist(pair: running_pair.RunningPair, seekpoint_b
     ],
 )
 def test_wrong_usage(pair: running_pair.RunningPair, arguments: list[str], said: str) -> None:
-    refused = seekpoint("produce", "orders", *arguments)
-    assert refused.exit_code == 2
+    refused = dev("produce", "orders", *arguments, exits=2)
     assert f"error: {said}" in refused.stderr
 
 
@@ -211,8 +198,7 @@ def test_wrong_usage(pair: running_pair.RunningPair, arguments: list[str], said:
 @pytest.mark.parametrize("command", [["topic", "orders"], ["produce", "orders"]])
 def test_brokers_that_are_away(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     monkeypatch.setattr(topics, "TIMEOUT", 1.0)
-    refused = seekpoint(*command, "--kafka", f"bootstrap.servers={AWAY}", stdin="x")
-    assert refused.exit_code == 1
+    refused = dev(*command, "--kafka", f"bootstrap.servers={AWAY}", stdin="x", exits=1)
     assert f"error: Kafka: no broker answered at {AWAY} within 1 s: " in refused.stderr
     assert "; check that `seekpoint dev` still runs (each start has other ports: " in refused.stderr
 
@@ -227,8 +213,7 @@ def test_brokers_that_are_away(monkeypatch: pytest.MonkeyPatch, command: list[st
     ],
 )
 def test_without_a_pair_the_commands_say_how_to_get_one(command: list[str], said: str) -> None:
-    refused = seekpoint(*command, stdin="x")
-    assert refused.exit_code == 2
+    refused = dev(*command, stdin="x", exits=2)
     assert refused.stderr.startswith(f"error: {said}")
 
 
@@ -236,21 +221,20 @@ def test_a_pair_whose_process_has_ended_is_not_found(pair: running_pair.RunningP
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     file = tmp_path / "seekpoint-dev-test" / "pair.json"
     file.write_text(file.read_text().replace(str(os.getpid()), ended.stdout.decode().strip()))
-    assert "`seekpoint dev` does not run" in seekpoint("env").stderr
+    assert "`seekpoint dev` does not run" in dev("env", exits=2).stderr
 
 
 def test_of_two_pairs_none_is_guessed(pair: running_pair.RunningPair, tmp_path: Path, seekpoint_broker: str) -> None:
     other = tmp_path / "seekpoint-dev-other"
     other.mkdir()
     running_pair.announce(other, pair.database_url, AWAY)
-    refused = seekpoint("env")
-    assert refused.exit_code == 2
+    refused = dev("env", exits=2)
     assert f"error: `seekpoint dev` runs 2 times (processes {os.getpid()}, {os.getpid()}): " in refused.stderr
-    assert seekpoint("topic", "a b", "--kafka", f"bootstrap.servers={seekpoint_broker}").exit_code == 2, "it was named"
+    dev("topic", "a b", "--kafka", f"bootstrap.servers={seekpoint_broker}", exits=2)
 
 
 def test_env_names_the_pair_to_a_shell(pair: running_pair.RunningPair) -> None:
-    script = f'{seekpoint("env").stdout}\necho "$SEEKPOINT_DATABASE_URL $SEEKPOINT_KAFKA_CONFIG"'
+    script = f'{dev("env").stdout}\necho "$SEEKPOINT_DATABASE_URL $SEEKPOINT_KAFKA_CONFIG"'
     printed = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
     assert printed.split() == [pair.database_url, pair.kafka_config]
 
@@ -261,12 +245,11 @@ def test_env_names_the_pair_to_a_shell(pair: running_pair.RunningPair) -> None:
 @pytest.mark.usefixtures("seekpoint_engine")
 def test_sql_prints_what_each_statement_answers(pair: running_pair.RunningPair, seekpoint_schema: str) -> None:
     name = f'"{seekpoint_schema}".things'
-    done = seekpoint(
+    done = dev(
         "sql",
         f"CREATE TABLE {name} (id int, note text); INSERT INTO {name} VALUES (1, '50 %s'), (10, NULL);"
         f"SELECT * FROM {name} ORDER BY id; SELECT count(*) FROM {name}",
     )
-    assert done.exit_code == 0, done.output
     assert [line.rstrip() for line in done.stdout.splitlines()] == [
         "CREATE TABLE",
         "INSERT 0 2",
@@ -276,16 +259,15 @@ def test_sql_prints_what_each_statement_answers(pair: running_pair.RunningPair, 
         "count",
         "    2",
     ]
-    found = seekpoint("sql", f"SELECT id, note, id / 4.0 AS part FROM {name} ORDER BY id", "--json")
+    found = dev("sql", f"SELECT id, note, id / 4.0 AS part FROM {name} ORDER BY id", "--json")
     assert json.loads(found.stdout)[0] == {"id": 1, "note": "50 %s", "part": "0.25000000000000000000"}
 
 
 @pytest.mark.usefixtures("seekpoint_engine")
 def test_a_statement_that_fails_undoes_those_before_it(pair: running_pair.RunningPair, seekpoint_schema: str) -> None:
-    failed = seekpoint("sql", f'CREATE TABLE "{seekpoint_schema}".half (id int); SELECT * FROM no_such_table')
-    assert failed.exit_code == 1
+    failed = dev("sql", f'CREATE TABLE "{seekpoint_schema}".half (id int); SELECT * FROM no_such_table', exits=1)
     assert 'error: Postgres: relation "no_such_table" does not exist' in failed.stderr
-    left = seekpoint("sql", f"SELECT to_regclass('{seekpoint_schema}.half') AS half", "--json")
+    left = dev("sql", f"SELECT to_regclass('{seekpoint_schema}.half') AS half", "--json")
     assert json.loads(left.stdout) == [{"half": None}]
 
 
@@ -293,9 +275,9 @@ def test_sql_prints_values_that_python_and_json_do_not_have(pair: running_pair.R
     columns = (
         "'infinity'::timestamptz AS a, '0044-03-15 BC'::date AS b, 'NaN'::float8 AS c, ARRAY['-Infinity'::float4] AS d"
     )
-    found = json.loads(seekpoint("sql", f"SELECT {columns}, 0.5::float8 AS e", "--json").stdout)
+    found = json.loads(dev("sql", f"SELECT {columns}, 0.5::float8 AS e", "--json").stdout)
     assert found == [{"a": "infinity", "b": "0044-03-15 BC", "c": "NaN", "d": ["-Infinity"], "e": 0.5}]
-    assert "0044-03-15 BC" in seekpoint("sql", f"SELECT {columns}").stdout
+    assert "0044-03-15 BC" in dev("sql", f"SELECT {columns}").stdout
 
 
 @pytest.mark.parametrize(
@@ -306,7 +288,6 @@ def test_sql_prints_values_that_python_and_json_do_not_have(pair: running_pair.R
     ],
 )
 def test_sql_refuses_what_it_cannot_print(pair: running_pair.RunningPair, command: list[str], message: str) -> None:
-    refused = seekpoint("sql", *command)
-    assert refused.exit_code == 2
+    refused = dev("sql", *command, exits=2)
     assert refused.stderr.startswith(f"error: {message}")
     assert len(refused.output.splitlines()) == 1

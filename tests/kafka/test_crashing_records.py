@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from psycopg import OperationalError
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from seekpoint import Batch, Ledger, Limits, Partition, Retry, events
 from support.crashing_handlers import Deadly
@@ -19,26 +19,35 @@ Protocol = Mapping[str, Any]
 COOPERATIVE = PROTOCOLS["cooperative"]
 
 
-def restart_until(scene: Scene, start: Callable[[], WorkerProcess], there: Callable[[], bool], most: int) -> list[int]:
-    """Start a worker again whenever it has died; the exit codes of those that did."""
-    codes: list[int] = []
-    while True:
-        process = start()
-        scene.wait(lambda process=process: there() or not process.is_alive, 60)  # type: ignore[misc]
-        if process.is_alive:
-            process.close()
-            return codes
-        codes.append(process.ended())
-        assert len(codes) <= most, (
-            f"it died again and again: {codes}, {scene.dead_letters('state', 'cause')}, {scene.ledger.read()}"
-        )
+class Restarts:
+    """A worker of a fixed list, started again whenever its process has ended; ``processes`` are all that there were."""
+
+    def __init__(self, scene: Scene, name: str, partitions: int = 1, **what: Any) -> None:
+        given = {"handle": "deadly", "on_poison": "dead_letter", "retry": {"crashes": 2}, **what}
+        self._scene, self._name = scene, name
+        self._given = {**given, "partitions": [(name, n) for n in range(partitions)]}
+        self.processes: list[WorkerProcess] = []
+
+    def until(self, there: Callable[[], bool], most: int) -> list[int]:
+        """The exit codes of those that ended before this was so; at most so many may."""
+        codes: list[int] = []
+        while True:
+            self.processes.append(process := self._scene.worker_process(self._name, **self._given))
+            self._scene.wait(lambda process=process: there() or not process.is_alive, 60)  # type: ignore[misc]
+            if process.is_alive:
+                process.close()
+                return codes
+            codes.append(process.ended())
+            assert len(codes) <= most, f"ended too often: {codes}, {dead(self._scene)}, {self._scene.ledger.read()}"
+
+    def all(self, event: str) -> list[Mapping[str, Any]]:
+        """The events of this kind, of all processes."""
+        return [one for process in self.processes for one in process.all(event)]
 
 
-def starts(scene: Scene, name: str, **what: Any) -> Callable[[], WorkerProcess]:
-    """A member without a group: nobody waits for a dead one's session."""
-    given = {"handle": "deadly", "on_poison": "dead_letter", "retry": {"crashes": 2}, **what}
-    partitions = given.pop("partitions", 1)
-    return lambda: scene.worker_process(name, partitions=[(name, n) for n in range(partitions)], **given)
+def dead(scene: Scene) -> list[tuple[Any, ...]]:
+    """Partition, offset, state and cause of each dead letter."""
+    return scene.dead_letters("state", "cause")
 
 
 def at_end(scene: Scene, stored: list[tuple[int, int]], name: str) -> Callable[[], bool]:
@@ -46,19 +55,25 @@ def at_end(scene: Scene, stored: list[tuple[int, int]], name: str) -> Callable[[
     return lambda: wanted.items() <= scene.positions().items()
 
 
+def kill_twice(scene: Scene, name: str, number: int = 0) -> None:
+    """Two owners of the partition are killed in the middle of their first batch, for no fault of a record."""
+    for _ in range(2):
+        scene.killed_process(name, partitions=[(name, number)], stop_at=("Applied", 1))
+
+
 @pytest.mark.parametrize(("how", "code"), [("exit", 3), ("sigkill", -9), ("segfault", -11)])
 def test_a_record_that_kills_is_parked_and_the_others_are_applied_once(scene: Scene, how: str, code: int) -> None:
     name, stored = scene.log(["ok"] * 30 + [how] + ["ok"] * 30)
-    deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 4)
+    deaths = Restarts(scene, name).until(at_end(scene, stored, name), 4)
     assert deaths == [code] * 4, "two until it was suspected, and two alone"
-    assert scene.dead_letters("state", "cause") == [(0, 30, "dead_lettered", "crashed")]
+    assert dead(scene) == [(0, 30, "dead_lettered", "crashed")]
     scene.book.assert_holds(name, stored[:30] + stored[31:])
 
 
 def test_a_killer_at_the_head_and_one_next_to_it(scene: Scene) -> None:
     name, stored = scene.log(["exit", "exit", "ok", "ok", "exit", "ok"])
-    deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 12)
-    assert scene.dead_letters("state", "cause") == [(0, at, "dead_lettered", "crashed") for at in (0, 1, 4)]
+    deaths = Restarts(scene, name).until(at_end(scene, stored, name), 12)
+    assert dead(scene) == [(0, at, "dead_lettered", "crashed") for at in (0, 1, 4)]
     assert len(deaths) == 3 * (2 + 2), "each time two until the partition is suspected: one that is found ends that"
     scene.book.assert_holds(name, [stored[2], stored[3], stored[5]])
 
@@ -67,18 +82,13 @@ def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Sc
     name = scene.topic(3)
     stored = scene.produce(name, ["ok"] * 5 + ["exit"] + ["ok"] * 5, partition=0)
     stored += scene.produce(name, ["ok"] * 40, partition=1)
-    start = starts(scene, name, partitions=3, limits={"lag_check": 0.2})
-    processes: list[WorkerProcess] = []
-
-    def begin() -> WorkerProcess:
-        processes.append(start())
-        return processes[-1]
-
-    restart_until(scene, begin, at_end(scene, stored, name), 4)
-    assert scene.dead_letters("state", "cause") == [(0, 5, "dead_lettered", "crashed")]
+    restarts = Restarts(scene, name, 3, limits={"lag_check": 0.2})
+    restarts.until(at_end(scene, stored, name), 4)
+    assert dead(scene) == [(0, 5, "dead_lettered", "crashed")]
     scene.book.assert_holds(name, [at for at in stored if at != (0, 5)])
-    suspected = {event["partition"] for process in processes for event in process.all("CrashSuspected")}
-    assert 2 not in suspected, "nothing was there to kill anybody"
+    assert 2 not in {event["partition"] for event in restarts.all("CrashSuspected")}, (
+        "nothing was there to kill anybody"
+    )
 
 
 def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
@@ -103,7 +113,7 @@ def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
                 assert died <= 8, f"{scene.dead_letters('state', 'cause')}, {scene.ledger.read()}"
                 process.ended()
                 processes[at] = start()
-    assert scene.dead_letters("state", "cause") == [(2, killer[0][1], "dead_lettered", "crashed")]
+    assert dead(scene) == [(2, killer[0][1], "dead_lettered", "crashed")]
     scene.book.assert_holds(name, stored)
 
 
@@ -111,15 +121,8 @@ def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_li
     name = scene.topic(2)
     stored = scene.produce(name, ["ok", "exit", "ok"], partition=0)
     other = scene.produce(name, ["ok"] * 5, partition=1)
-    start = starts(scene, name, partitions=2, on_poison="stop")
-    made: list[WorkerProcess] = []
-
-    def begin() -> WorkerProcess:
-        made.append(start())
-        return made[-1]
-
-    beside = at_end(scene, other, name)
-    deaths = restart_until(scene, begin, lambda: bool(made[-1].all("PartitionStopped")) and beside(), 4)
+    restarts, beside = Restarts(scene, name, 2, on_poison="stop"), at_end(scene, other, name)
+    deaths = restarts.until(lambda: bool(restarts.all("PartitionStopped")) and beside(), 4)
     assert len(deaths) == 4
     assert scene.positions()[Partition(name, 0)] == 1
     scene.book.assert_holds(name, [stored[0], *other])
@@ -131,8 +134,7 @@ def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_li
 
 def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends(scene: Scene) -> None:
     name, stored = scene.log(20)
-    for _ in range(2):  # killed in the middle of a batch, for no fault of a record
-        scene.killed_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+    kill_twice(scene, name)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=10))
     suspicious = run.seen.wait_for(events.CrashSuspected)
     assert (suspicious.partition, suspicious.crashes, suspicious.until) == (Partition(name, 0), 2, 10)
@@ -141,7 +143,7 @@ def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends
     run.finish(name, 25)
     assert [e.offset for e in run.seen.all(events.SingleRecordAttempt)] == list(range(10))
     scene.book.assert_holds(name, stored)
-    assert not scene.dead_letters("state", "cause")
+    assert not dead(scene)
 
 
 # -- what is no death ---------------------------------------------------------------------------------------
@@ -170,23 +172,19 @@ def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
     again = scene.worker(scene.pipeline(name, retry=Retry(crashes=1)))
     scene.finish(again, name, stored)
     scene.book.assert_holds(name, stored)
-    assert not scene.dead_letters("state", "cause")
+    assert not dead(scene)
 
 
 def test_a_trouble_of_the_database_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
     name, stored = scene.log(["ok", "fail 1", "ok"])
     tried = Gate(events.SingleRecordAttempt)
     run = wait_for_a_try(scene, name, tried)
-    ours = text(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE application_name LIKE :ours AND pid <> pg_backend_pid()"
-    )
-    with scene.engine.connect() as connection:
-        connection.execute(ours, {"ours": f"seekpoint %{scene.group[:40]}%"})
+    ours = f"strpos(application_name, '{scene.group[:40]}') > 0 AND pid <> pg_backend_pid()"
+    scene.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}")
     tried.open()
     run.finish(name, 3)
     scene.book.assert_holds(name, stored)
-    assert not scene.dead_letters("state", "cause")
+    assert not dead(scene)
 
 
 def test_a_worker_that_backs_off_was_not_killed_though_another_takes_over_meanwhile(scene: Scene) -> None:
@@ -207,7 +205,7 @@ def test_a_worker_that_backs_off_was_not_killed_though_another_takes_over_meanwh
         successor.seen.wait_for(events.Activated)
         run.stop()
         successor.stop()
-    assert not scene.dead_letters("state", "cause"), f"tried {len(tries)} times of 99 and convicted"
+    assert not dead(scene), f"tried {len(tries)} times of 99 and convicted"
     assert scene.positions() == {Partition(name, 0): stored[1][1]}
 
 
@@ -219,14 +217,13 @@ def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
     gate.open()
     run.finish(name, 3)
     scene.book.assert_holds(name, [stored[0], stored[2]])
-    assert not scene.dead_letters("state", "cause")
+    assert not dead(scene)
 
 
 def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: Scene) -> None:
     name = scene.topic(2)
     stored = scene.produce(name, 400, partition=0)
-    for _ in range(2):
-        scene.killed_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+    kill_twice(scene, name)
     busy = scene.produce(name, 30_000, partition=1)
     run = scene.worker(name, partitions=[(name, 0), (name, 1)], limits=Limits(batch_records=1000))
     scene.finish(run, name, [*stored, *busy], 60)
@@ -241,12 +238,6 @@ def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: S
 
 
 # -- how much is tried carefully, and for how long --------------------------------------------------------------------
-
-
-def kill_twice(scene: Scene, name: str) -> None:
-    """Two owners that die in the middle of their first batch, for no fault of a record."""
-    for _ in range(2):
-        scene.killed_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
 
 
 def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> None:
@@ -265,27 +256,19 @@ def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> Non
     assert left == sorted(left, reverse=True)
     assert len(run.seen.all(events.Committed)) <= len(parts) + 20
     scene.book.assert_holds(name, stored)
-    assert not scene.dead_letters("state", "cause")
+    assert not dead(scene)
 
 
 def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transactions(scene: Scene) -> None:
     """Two until it is suspected, one in its part, two alone; what comes after it goes in whole batches again."""
     name, stored = scene.log(["ok"] * 2555 + ["exit"] + ["ok"] * 2444)
-    processes: list[WorkerProcess] = []
-    start = starts(scene, name, limits={"batch_records": 2000})
-
-    def begin() -> WorkerProcess:
-        processes.append(start())
-        return processes[-1]
-
-    deaths = restart_until(scene, begin, at_end(scene, stored, name), 5)
-    assert deaths == [3] * 5
-    assert scene.dead_letters("state", "cause") == [(0, 2555, "dead_lettered", "crashed")]
-    parts = sum(len(process.all("SuspectPartAttempt")) for process in processes)
-    alone = sum(len(process.all("SingleRecordAttempt")) for process in processes)
+    restarts = Restarts(scene, name, limits={"batch_records": 2000})
+    assert restarts.until(at_end(scene, stored, name), 5) == [3] * 5
+    assert dead(scene) == [(0, 2555, "dead_lettered", "crashed")]
+    parts, alone = len(restarts.all("SuspectPartAttempt")), len(restarts.all("SingleRecordAttempt"))
     assert parts + alone <= 200, (parts, alone)
-    assert {e["until"] for process in processes for e in process.all("CrashSuspected")} == {4000}, "drawn once"
-    assert processes[-1].all("SuspectsLeft")[-1]["left"] == 0
+    assert {e["until"] for e in restarts.all("CrashSuspected")} == {4000}, "drawn once"
+    assert restarts.all("SuspectsLeft")[-1]["left"] == 0
     assert scene.ledger.read()[0].suspect_end is None
     scene.book.assert_holds(name, [at for at in stored if at != (0, 2555)])
 
@@ -306,27 +289,22 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
     assert {e["until"] for process in processes for e in process.all("CrashSuspected")} == {2000}
     assert run.seen.wait_for(events.CrashSuspected).until == 2000
     assert processes[2].all("SingleRecordAttempt"), "a part that has seen a crash goes record by record"
-    parts = sum(len(process.all("SuspectPartAttempt")) for process in processes) + len(
-        run.seen.all(events.SuspectPartAttempt)
-    )
-    alone = sum(len(process.all("SingleRecordAttempt")) for process in processes) + len(
-        run.seen.all(events.SingleRecordAttempt)
-    )
-    assert parts <= 115
-    assert alone <= 5 * 21
+
+    def attempts(kind: type[events.Event]) -> int:
+        return sum(len(process.all(kind.__name__)) for process in processes) + len(run.seen.all(kind))
+
+    assert attempts(events.SuspectPartAttempt) <= 115
+    assert attempts(events.SingleRecordAttempt) <= 5 * 21
     scene.book.assert_holds(name, stored)
-    assert not scene.dead_letters("state", "cause")
+    assert not dead(scene)
 
 
-def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_claim_leaves_other_suspect_ranges_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two suspected partitions; one is moved right after the claim, before the suspect ranges are on record."""
     name, claim, claims = scene.topic(2), Ledger.claim, list[Any]()
     stored = scene.produce(name, 400) + scene.produce(name, 400, partition=1)
     for number in range(2):
-        for _ in range(2):
-            scene.killed_process(name, partitions=[(name, number)], stop_at=("Applied", 1))
+        kill_twice(scene, name, number)
 
     def claim_and_move(self: Ledger, *args: Any, **options: Any) -> Any:
         claims.append(claimed := claim(self, *args, **options))
@@ -355,9 +333,9 @@ def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(**limits), observe=[gate])
     gate.wait()
     scene.sql(
-        f'DELETE FROM "{scene.schema}".book WHERE topic = \'{name}\' AND "offset" >= 5',
-        f'UPDATE "{scene.schema}".partition_offset SET next_offset = 5, attempt_offset = NULL, attempts = 0, '
-        f"attempt_running = false, attempt_error = NULL WHERE topic = '{name}'",
+        'DELETE FROM {schema}.book WHERE "offset" >= 5',
+        "UPDATE {schema}.partition_offset SET next_offset = 5, attempt_offset = NULL, attempts = 0, "
+        "attempt_running = false, attempt_error = NULL",
     )
     gate.open()
     scene.finish(run, name, stored)

@@ -46,9 +46,7 @@ def values(*numbers: int) -> list[bytes]:
     return [str(n).encode() for n in numbers]
 
 
-def test_the_second_pipeline_waits_outside_and_enters_when_its_tables_match(
-    tables: Tables, run_worker: Workers, produce: Callable[..., Any]
-) -> None:
+def test_a_pipeline_of_other_tables_waits(tables: Tables, run_worker: Workers, produce: Callable[..., Any]) -> None:
     first = run_worker(tables.pipeline("one"), limits=QUICK)
     first.placed(2)
     second = run_worker(tables.pipeline("two"), limits=QUICK)
@@ -72,9 +70,7 @@ def test_the_second_pipeline_waits_outside_and_enters_when_its_tables_match(
     assert (tables.rows("one"), tables.rows("two")) == ([0, 1, 2, 3], [4])
 
 
-def test_a_worker_that_accepts_its_declaration_replaces_those_that_run(
-    tables: Tables, run_worker: Workers, produce: Callable[..., Any]
-) -> None:
+def test_accepting_replaces_running_workers(tables: Tables, run_worker: Workers, produce: Callable[..., Any]) -> None:
     first = run_worker(tables.pipeline("one"), limits=QUICK)
     first.placed(2)
     produce(tables.topic, values(0), partition=0)

@@ -54,9 +54,7 @@ def test_javas_age_is_read_from_what_it_says(
             java.find_java()
 
 
-def test_a_folder_that_cannot_keep_the_jars_is_named_and_not_the_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_keep_the_jars_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     (tmp_path / "lock").mkdir()  # root, too, cannot write into it
     with pytest.raises(ServerFailed, match=rf"cannot be kept in {tmp_path}: .*\nRemedy: set {CACHE_VARIABLE} to"):

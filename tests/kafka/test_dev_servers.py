@@ -117,9 +117,7 @@ def test_postgres_takes_settings() -> None:
         assert shown.fetchall() == [("off",), ("17",)]
 
 
-def test_a_postgres_that_cannot_start_shows_its_log_and_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_postgres_that_cannot_start_shows_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o755)
     for folder in tmp_path.parents:
         if folder.name.startswith("pytest"):
@@ -133,9 +131,7 @@ def test_a_postgres_that_cannot_start_shows_its_log_and_leaves_no_folder(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs Postgres as somebody else")
-def test_a_server_that_has_ended_says_why_and_how_little_space_is_left(
-    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ended_server_shows_the_space_left(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     own_postgres.kill()
     monkeypatch.setattr(server, "LITTLE", 2**63)  # as if the disk were full
     said = str(own_postgres.failure("it has ended by itself"))
@@ -173,9 +169,7 @@ def test_a_dsn_is_understood_in_both_forms(given: str, url: str) -> None:
     assert url_of(given).render_as_string(hide_password=False) == url
 
 
-def test_a_given_postgres_is_used_and_never_broken(
-    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_postgres_is_never_broken(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DSN_VARIABLE, own_postgres.dsn)
     with start_postgres() as given:
         assert given.url == own_postgres.url
@@ -247,9 +241,7 @@ def test_the_broker_knows_every_codec(
     assert records(seekpoint_broker, name) == [b"x" * 1000] * 10
 
 
-def test_a_broker_that_cannot_start_shows_its_log_and_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ServerFailed, match=r"(?s)could not be formatted.*no.such.directory.*Remedy"):
         start_kafka(properties={"log.dirs": "/proc/no.such.directory"})

@@ -151,9 +151,7 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
 
 @pytest.mark.parametrize("way", ["sink", "handler"])
 @pytest.mark.parametrize("sqlstate", ["40001", "57014", "55P03"])
-def test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops(
-    scene: Scene, sqlstate: str, way: str
-) -> None:
+def test_a_transient_error_of_one_record_is_an_attempt_and_then_stops(scene: Scene, sqlstate: str, way: str) -> None:
     refuse(scene, sqlstate)
     name = scene.topic(2)
     stored = scene.produce(name, [*map(str, range(30)), "bad", *map(str, range(10))])

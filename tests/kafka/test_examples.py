@@ -110,9 +110,7 @@ def test_an_own_loop_counts_every_record_once(scene: Scene, way: str, words: Any
     assert [row.owner for row in scene.ledger.read()] == [None] * 4
 
 
-def test_an_own_loop_survives_lost_answers_moves_and_cut_wires(
-    scene: Scene, words: Any, in_schema: Any, seekpoint_dsn: str
-) -> None:
+def test_an_own_loop_survives_faults_and_resets(scene: Scene, words: Any, in_schema: Any, seekpoint_dsn: str) -> None:
     name = scene.topic()
     with PostgresProxy.in_front_of(seekpoint_dsn) as proxy, looping(scene, name, in_schema(proxy.dsn), dict(QUICK)):
         stored = scene.produce(name, ["one"] * 100)
@@ -135,9 +133,7 @@ def test_an_own_loop_survives_lost_answers_moves_and_cut_wires(
     assert words() == {"one": 100, "two": 100, "three": 150, "four": 100}
 
 
-def test_an_own_loop_stops_in_front_of_a_recreated_topic_and_goes_on_when_it_is_decided(
-    scene: Scene, words: Any, in_schema: Any
-) -> None:
+def test_an_own_loop_stops_at_a_recreated_topic_until_it_is_decided(scene: Scene, words: Any, in_schema: Any) -> None:
     name = scene.topic()
     with looping(scene, name, in_schema(scene.dsn), {**QUICK, "group.protocol": "consumer"}):
         stored = scene.produce(name, ["old"] * 10)

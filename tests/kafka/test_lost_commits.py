@@ -127,19 +127,20 @@ def test_a_transaction_in_doubt_that_the_server_rolls_back(scene: Scene, proxy: 
 STATEMENTS = {"BEGIN": "BEGIN", "hold": "locked", "rows": "book", "advance": "moved", "COMMIT": "COMMIT"}
 
 
-@pytest.mark.parametrize("records", [10, 100], ids=["few rows", "COPY"])
+@pytest.mark.parametrize("how", ["few rows", "COPY", "handler"])
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_the_connection_is_cut_before_each_statement(
-    scene: Scene, proxy: PostgresProxy, statement: str, records: int
-) -> None:
+def test_the_connection_is_cut_at_each_statement(scene: Scene, proxy: PostgresProxy, statement: str, how: str) -> None:
     """I1: whatever the last statement was that arrived, rows and offset are there together or not at all."""
+    records = 10 if how == "few rows" else 100
     name, stored = scene.log(records)
     gate = Gate(events.BatchOpened)
-    run = scene.worker(name, engine=proxy.dsn, observe=[gate])
+    pipeline = scene.pipeline(name, **({"handle": scene.book.enter} if how == "handler" else {}))
+    run = scene.worker(pipeline, engine=proxy.dsn, observe=[gate])
     gate.wait()
     proxy.arm("at_statement", STATEMENTS[statement])
     gate.open()
     assert proxy.fired.wait(20), f"no statement with {STATEMENTS[statement]!r} came: the cut was not made"
+    run.seen.wait_for((events.DatabaseTrouble, events.CommitUnknown))
     run.finish(name, records)
     assert proxy.counts["at_statement"] == 1
     scene.book.assert_holds(name, stored)

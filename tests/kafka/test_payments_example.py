@@ -158,9 +158,7 @@ def expected_keys(scene: Scene, topic: str, count: int = 3) -> list[str]:
 # -- by call ----------------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_was_made_before_a_kill_is_made_again_and_paid_once(
-    scene: Scene, engine: Engine, bank: Provider, work: Start
-) -> None:
+def test_a_call_before_a_kill_is_paid_once(scene: Scene, engine: Engine, bank: Provider, work: Start) -> None:
     """SIGKILL between call and COMMIT: the same key twice at the provider, one effect, one receipt, one offset."""
     name, _ = scene.log(ORDERS)
     bank.hold(2)
@@ -181,9 +179,7 @@ def test_a_call_that_was_made_before_a_kill_is_made_again_and_paid_once(
     assert [key for key, _ in kept] == keys
 
 
-def test_a_recreated_topic_brings_the_same_record_ids_and_other_keys(
-    scene: Scene, engine: Engine, bank: Provider
-) -> None:
+def test_a_recreated_topic_brings_equal_record_ids_and_other_keys(scene: Scene, engine: Engine, bank: Provider) -> None:
     """Other records come under the old topic/partition/offset: they are paid all the same."""
     name = scene.topic()
     pipeline = call.make(scene.group, topic=name, provider=bank.url, schema=scene.schema)
@@ -263,9 +259,7 @@ def test_a_relay_that_is_killed_around_a_call_makes_it_again_with_its_key(
     assert len(bank.calls) == 4
 
 
-def test_a_relay_tries_later_what_may_pass_and_keeps_what_never_will(
-    scene: Scene, engine: Engine, bank: Provider
-) -> None:
+def test_a_relay_retries_what_may_pass_and_keeps_what_never_will(scene: Scene, engine: Engine, bank: Provider) -> None:
     pipeline = outbox.make(scene.group, topic="payouts", schema=scene.schema)
     process(pipeline, engine, [raw(ORDERS[0].encode(), topic="payouts")], schema=scene.schema)
     with engine.begin() as tx:

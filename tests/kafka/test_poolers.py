@@ -203,9 +203,7 @@ def test_handlers(ground: Ground, apply: Apply, write: Any, pipeline_mode: bool)
     assert ground.rows("id") == [(n,) for n in range(count) if n != 11]
 
 
-def test_what_other_clients_left_on_the_sessions_is_not_taken_for_the_handlers(
-    ground: Ground, apply: Apply, seekpoint_engine: Engine
-) -> None:
+def test_settings_of_other_clients_are_not_the_handlers(ground: Ground, apply: Apply, seekpoint_engine: Engine) -> None:
     ground.create("id int PRIMARY KEY, v text")
     dsn = seekpoint_engine.url.render_as_string(hide_password=False)
     in_each_session(dsn, "SELECT set_config('statement_timeout', (60000 + pg_backend_pid() % 1000) || 'ms', false)")

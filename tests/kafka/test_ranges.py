@@ -190,7 +190,7 @@ def test_compaction_leaves_holes_across_both_ends(log: Log) -> None:
 
 def test_an_open_transaction_ends_what_can_be_planned_and_a_range_behind_it_is_said_to_be_stuck(log: Log) -> None:
     name = log.filled(5)
-    end_it = in_transactions(log.broker, name, (3, None))
+    producer = in_transactions(log.broker, name, (3, None))
     at = Partition(name, 0)
     assert stable_ends(log.kafka, [at]) == {at: 5}
     assert stable_ends({**log.kafka, "isolation.level": "read_uncommitted"}, [at]) == {at: 8}
@@ -202,7 +202,7 @@ def test_an_open_transaction_ends_what_can_be_planned_and_a_range_behind_it_is_s
     assert monotonic() - began < 25
     assert seen == list(range(5))
     assert (stuck.value.partition, stuck.value.offset, stuck.value.end) == (at, 5, 8)
-    end_it()
+    producer.abort_transaction(30)
     assert log.read(name, 0, 9) == list(range(5))
 
 
@@ -402,10 +402,10 @@ def test_a_follower_passes_aborted_records_and_markers(log: Log) -> None:
         in_transactions(log.broker, name, (3, False))
         assert by_partition(follower.read_to({at: 7})) == {}
         assert by_partition(follower.read_to({at: 8})) == {}
-        end_it = in_transactions(log.broker, name, (2, None))
+        producer = in_transactions(log.broker, name, (2, None))
         with pytest.raises(RangeStuck, match="still open"):
             list(follower.read_to({at: 10}, idle=0.5))
-        end_it()
+        producer.abort_transaction(30)
 
 
 def test_a_follower_hears_of_losses_and_of_another_topic(log: Log) -> None:

@@ -6,13 +6,10 @@ import json
 from typing import Any
 from uuid import uuid4
 
-import pytest
-from typer.testing import CliRunner, Result
-
 from seekpoint import Batch, Limits, Pipeline, Text, events
-from seekpoint.cli.app import app
 from seekpoint.errors import OffsetLost, Poison, TopicRecreated
 from seekpoint.records import Partition
+from support.command import seekpoint
 from support.events import Run
 from support.kafka_postgres import Scene
 from support.waiting import SECONDS
@@ -32,10 +29,10 @@ def refusing(scene: Scene, name: str) -> Pipeline:
     return Pipeline(scene.group, topics=name, value=Text(), handle=handle)
 
 
-def status(scene: Scene, *options: str) -> Result:
+def status(scene: Scene, *options: str, exits: int = 0) -> str:
+    """What the command prints."""
     url = ["--database-url", scene.dsn, "--schema", scene.schema, "--kafka", f"bootstrap.servers={scene.broker}"]
-    env = {"COLUMNS": "200", "NO_COLOR": "1"}
-    return CliRunner().invoke(app, ["status", scene.group, *url, *options], env=env)
+    return seekpoint("status", scene.group, *url, *options, exits=exits).stdout
 
 
 def stored(scene: Scene, run: Run, name: str) -> Any:
@@ -56,22 +53,19 @@ def test_a_poison_record_stops_with_its_lag_and_its_choices(scene: Scene) -> Non
     assert run.health().lag == {Partition(name, 0): 7}
     run.stop()
 
-    shown = status(scene)
-    assert shown.exit_code == 1
-    assert f"{name}/0 stopped at offset 3 on " in shown.stdout
-    assert "(PoisonStop): " in shown.stdout
+    shown = status(scene, exits=1)
+    assert f"{name}/0 stopped at offset 3 on " in shown
+    assert "(PoisonStop): " in shown
     for choice in stop.choices:
-        assert f"  - {choice}" in shown.stdout
-    told = status(scene, "--json")
-    assert told.exit_code == 1
-    [line] = json.loads(told.stdout)
+        assert f"  - {choice}" in shown
+    [line] = json.loads(status(scene, "--json", exits=1))
     assert (line["lag"], line["stop"]["kind"], line["stop"]["choices"]) == (7, "PoisonStop", list(stop.choices))
 
     scene.ledger.reset_offset(name, 0, 4, log=(0, 10), expected=3, reason="not an order", lost="poison")
     assert [row.stop for row in scene.ledger.read()] == [None]
     again = scene.worker(refusing(scene, name), limits=LOOKS)
     again.finish(name, 10)
-    assert status(scene).exit_code == 0
+    status(scene)
 
 
 def test_a_stop_whose_row_is_locked_by_another_session_holds_up_no_other_partition(scene: Scene) -> None:
@@ -113,14 +107,13 @@ def test_a_position_past_the_log_is_no_lag_of_zero(scene: Scene) -> None:
     health = run.health()
     assert dict(health.lag) == {}
     assert health.lag_unknown == frozenset({at})
-    shown = status(scene)
-    assert shown.exit_code == 1
-    assert "past the end of the log (10)" in shown.stdout
-    assert "ada moved it to 1000" in shown.stdout
+    shown = status(scene, exits=1)
+    assert "past the end of the log (10)" in shown
+    assert "ada moved it to 1000" in shown
     scene.ledger.reset_offset(name, 0, 10, log=(0, 10), reason="corrected")
     run.seen.wait_for(events.Activated, lambda e: e.offset == 10, since=run.seen.mark() - 1)
     run.stop()
-    assert status(scene).exit_code == 0
+    status(scene)
 
 
 def test_a_claim_that_is_refused_leaves_its_stop(scene: Scene) -> None:
@@ -134,16 +127,3 @@ def test_a_claim_that_is_refused_leaves_its_stop(scene: Scene) -> None:
     assert stored(scene, run, name).choices == stop.choices
     run.seen.wait_for(events.LagSampled, lambda e: e.unknown == {Partition(name, 0)})
     run.stop()
-
-
-def test_a_strict_worker_stores_its_stop_before_it_ends(scene: Scene) -> None:
-    name, _ = scene.log(5)
-    pipeline = refusing(scene, name)
-    strict = Pipeline(scene.group, topics=name, value=Text(), handle=pipeline.handle, strict=True)
-    run = scene.worker(strict, limits=LOOKS)
-    run.seen.wait_for(events.WorkerStopped)
-    with pytest.raises(Exception, match="not an order"):
-        run.stop()
-    [row] = scene.ledger.read()
-    assert row.stop is not None
-    assert (row.stop.kind, row.stop.offset) == ("PoisonStop", 3)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from sqlalchemy import Connection
 
 from seekpoint import Batch, Limits, Partition, events
 from support.kafka_postgres import QUICK, Scene
+from support.log_changes import in_transactions
 
 # -- batches ------------------------------------------------------------------------------------------------
 
@@ -98,33 +97,10 @@ def test_a_slow_database_bounds_memory_instead_of_filling_it(scene: Scene) -> No
 # -- what is not in the log, or not yet ------------------------------------------------------------------------
 
 
-@contextmanager
-def transactional(scene: Scene, name: str) -> Iterator[Callable[..., None]]:
-    """``write(values, commit=True)`` appends them in one transaction, committed, aborted, or (None) left open."""
-    producer = Producer({"bootstrap.servers": scene.broker, "transactional.id": name, "linger.ms": 0, "log_level": 0})
-    producer.init_transactions(30)
-
-    def write(values: list[str], *, commit: bool | None = True) -> None:
-        producer.begin_transaction()
-        for value in values:
-            producer.produce(name, value, partition=0)
-        producer.flush(20)
-        if commit is True:
-            producer.commit_transaction(30)
-        elif commit is False:
-            producer.abort_transaction(30)
-
-    write.producer = producer  # type: ignore[attr-defined]
-    yield write
-
-
 def test_i3_aborted_records_and_control_records_are_gaps_not_losses(scene: Scene) -> None:
     """I3: they are not delivered to anybody; the position goes over them, the trailing marker too."""
     name = scene.topic()
-    with transactional(scene, name) as write:
-        write(["a", "b"])  # 0, 1, and the marker at 2
-        write(["x", "y"], commit=False)  # 3, 4, and the marker at 5
-        write(["c"])  # 6, and the marker at 7
+    in_transactions(scene.broker, name, (2, True), (2, False), (1, True))  # with markers at 2, 5 and 7
     run = scene.worker(name)
     scene.wait_for_position(name, 8)  # over the trailing marker too: it must not look like a lag for ever
     assert not run.seen.all(events.PartitionStopped)
@@ -142,8 +118,7 @@ def test_i3_aborted_records_and_control_records_are_gaps_not_losses(scene: Scene
 def test_i3_a_log_that_ends_in_an_aborted_transaction_is_passed(scene: Scene) -> None:
     """I3: nothing is applied, and the position stands at the log's end."""
     name = scene.topic()
-    with transactional(scene, name) as write:
-        write(["x", "y", "z"], commit=False)
+    in_transactions(scene.broker, name, (3, False))
     run = scene.worker(name)
     scene.wait_for_position(name, 4)
     run.stop()
@@ -152,16 +127,15 @@ def test_i3_a_log_that_ends_in_an_aborted_transaction_is_passed(scene: Scene) ->
 
 def test_records_behind_an_open_transaction_wait_for_its_end(scene: Scene) -> None:
     name, stored = scene.log(3)
-    with transactional(scene, name) as write:
-        write(["open"], commit=None)  # 3
-        scene.produce(name, 2)  # 4, 5: cannot be read before it is decided
-        run = scene.worker(name, limits=Limits(lag_check=0.2))
-        run.reached(name, 3)
-        sampled = run.seen.mark()
-        run.seen.wait_for(events.LagSampled, lambda e: e.lag == {(name, 0): 0}, since=sampled)
-        run.seen.wait_for(events.LagSampled, since=sampled, count=5)
-        assert scene.positions() == {Partition(name, 0): 3}
-        write.producer.commit_transaction(30)  # type: ignore[attr-defined]
+    producer = in_transactions(scene.broker, name, (1, None))  # 3
+    scene.produce(name, 2)  # 4, 5: cannot be read before it is decided
+    run = scene.worker(name, limits=Limits(lag_check=0.2))
+    run.reached(name, 3)
+    sampled = run.seen.mark()
+    run.seen.wait_for(events.LagSampled, lambda e: e.lag == {(name, 0): 0}, since=sampled)
+    run.seen.wait_for(events.LagSampled, since=sampled, count=5)
+    assert scene.positions() == {Partition(name, 0): 3}
+    producer.commit_transaction(30)
     scene.wait_for_position(name, 7)
     run.stop()
     scene.book.assert_holds(name, [*stored, (0, 3), (0, 4), (0, 5)])

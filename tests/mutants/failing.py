@@ -25,7 +25,7 @@ FAILING = (
         "worker/failure_policy.py",
         "NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})\n",
         "NEVER_PASSED = frozenset({Cause.PROGRAM})\n",
-        f"{ONE_RECORD}::test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops",
+        f"{ONE_RECORD}::test_a_transient_error_of_one_record_is_an_attempt_and_then_stops",
     ),
     breakage(
         "dead letters parked in another transaction",

@@ -52,9 +52,7 @@ def of(group: str, value: Codec, sink: Append) -> Pipeline:
     ],
     ids=["struct", "struct-columns", "dataclass", "mapping", "tuple", "list", "row", "rows"],
 )
-def test_a_row_is_a_struct_a_dataclass_a_mapping_or_a_tuple(
-    ground: Ground, group: str, value: Codec, options: dict[str, Any]
-) -> None:
+def test_shapes_of_rows(ground: Ground, group: str, value: Codec, options: dict[str, Any]) -> None:
     pipeline = of(group, value, ground.append("id int, note text", **options))
     records = orders(b'{"id": 1, "note": "one"}', b'{"id": 2, "note": "two"}')
     assert ground.process(pipeline, *records).records == 2

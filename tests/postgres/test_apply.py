@@ -106,9 +106,7 @@ def test_a_record_that_one_sink_cannot_take_goes_into_none(ground: Ground, group
 
 
 @pytest.mark.parametrize("constraint", ["CHECK (id <> 7)", "REFERENCES parent"])
-def test_a_row_that_the_second_sink_is_refused_takes_the_firsts_rows_with_it(
-    ground: Ground, group: str, constraint: str
-) -> None:
+def test_a_row_that_the_second_sink_is_refused_undoes_the_first(ground: Ground, group: str, constraint: str) -> None:
     ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1), (2), (3), (5)")
     constraint = constraint.replace("parent", f'"{ground.schema}".parent')
     first = ground.append("id int", name="first", columns=["id"], row=lambda r: (r.value,))
@@ -290,9 +288,7 @@ def test_a_statement_that_is_wrong_in_itself_ends_the_work(ground: Ground, group
 
 
 @pytest.mark.parametrize("with_sink", [False, True])
-def test_a_handlers_row_that_is_refused_at_commit_is_its_records_fault(
-    ground: Ground, group: str, with_sink: bool
-) -> None:
+def test_a_handlers_row_refused_at_commit_is_its_records_fault(ground: Ground, group: str, with_sink: bool) -> None:
     ground.create("id int UNIQUE DEFERRABLE INITIALLY DEFERRED", "late")
 
     def enter(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -378,9 +374,7 @@ def test_what_a_handler_returns_is_not_thrown_away_in_silence(
     nothing_written(ground, pipeline, "book")
 
 
-def test_work_that_is_returned_for_one_record_only_is_refused_while_a_bad_one_is_looked_for(
-    ground: Ground, group: str
-) -> None:
+def test_work_that_is_returned_for_one_record_is_refused_while_bisecting(ground: Ground, group: str) -> None:
     def then(tx: Connection, batch: Batch[Any, Any]) -> Any:
         if len(batch) > 1:
             raise Poison("one of them")
@@ -576,9 +570,7 @@ def streams(draw: st.DrawFn) -> tuple[list[RawRecord], dict[int, int], set[int]]
 
 
 @pytest.mark.parametrize("path", ["values", "records", "whole"])
-def test_rows_equal_the_records_before_each_first_bad_one_however_they_were_drawn(
-    ground: Ground, group: str, path: str
-) -> None:
+def test_rows_equal_the_records_before_each_first_bad_one(ground: Ground, group: str, path: str) -> None:
     """Values alone, whole records, or a whole batch for a handler. Prints the failing stream and how to repeat it."""
     ground.sql("CREATE TABLE parent (v text PRIMARY KEY); INSERT INTO parent VALUES ('1'), ('-1')")
     sink = ground.append(

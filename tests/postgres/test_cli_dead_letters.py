@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from seekpoint.cli.app import app
 from seekpoint.testing import raw
+from support.command import seekpoint
 from support.dead_letter_group import TOPIC, Depot, orders
 
 MODULE = """\
@@ -53,11 +53,8 @@ class Terminal:
     def run(self, *words: str, exits: int = 0) -> Result:
         """Call the command; it must exit so."""
         url = self.depot.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        env = {"COLUMNS": "80", "NO_COLOR": "1", "SEEKPOINT_DATABASE_URL": url}
-        result = CliRunner().invoke(app, [*words, "--schema", self.depot.schema], env=env)
-        assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
-        assert result.exit_code == exits, result.output
-        return result
+        env = {"SEEKPOINT_DATABASE_URL": url}
+        return seekpoint(*words, "--schema", self.depot.schema, exits=exits, width=80, env=env)
 
     def lines(self, *words: str, exits: int = 0) -> list[str]:
         """The same, and what it prints, line by line."""
@@ -385,9 +382,7 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
     ],
     ids=["retry", "overdue", "running", "stopped", "crashed"],
 )
-def test_status_says_what_a_partition_waits_for(
-    terminal: Terminal, columns: dict[str, str], begins: str, ends: str
-) -> None:
+def test_status_says_what_is_waited_for(terminal: Terminal, columns: dict[str, str], begins: str, ends: str) -> None:
     terminal.depot.process(orders(b"a", b"b", b"c"))
     with terminal.depot.engine.begin() as tx:
         written = ", ".join(f"{name} = {value}" for name, value in {**FAILED, **columns}.items())

@@ -58,9 +58,7 @@ MEANWHILE = (
 
 
 @pytest.mark.parametrize("statement", MEANWHILE)
-def test_the_next_part_of_a_batch_finds_its_tables_where_the_first_did(
-    service: Service, new_engine: NewEngine, statement: str
-) -> None:
+def test_the_next_part_of_a_batch_finds_its_tables(service: Service, new_engine: NewEngine, statement: str) -> None:
     """I1: a handler's search_path, or its temporary table, takes no rows of the sink in the parts that follow."""
     schema = service.ground.schema
     service.engine = new_engine(
@@ -189,9 +187,7 @@ def test_no_call_finds_a_setting_of_the_one_before(service: Service, name: str) 
     assert len(service.changed()) == 3
 
 
-def test_a_session_that_takes_backslashes_in_strings_is_looked_at_the_same_way(
-    service: Service, new_engine: NewEngine
-) -> None:
+def test_a_session_that_takes_backslashes_in_strings_is_checked_too(service: Service, new_engine: NewEngine) -> None:
     options = {"options": "-c standard_conforming_strings=off"}
     service.engine = new_engine(service.engine.url, connect_args=options, pool_size=2)
     statement = by_function(service)
@@ -223,9 +219,7 @@ def test_i1_a_commit_that_is_answered_with_rollback_is_an_error(service: Service
 
 @pytest.mark.parametrize("pipeline_mode", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_handler_leaves_on_its_session_ends_with_its_transaction(
-    service: Service, change: str, pipeline_mode: bool
-) -> None:
+def test_a_change_of_the_session_ends_with_its_transaction(service: Service, change: str, pipeline_mode: bool) -> None:
     """I1: also what a function or a trigger leaves: the connection is closed after COMMIT, and the next batch has
     another one."""
     made, what = CHANGES[change]

@@ -110,9 +110,7 @@ def test_it_observes_like_a_worker(ground: Ground, pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("shape", ["text", "url"])
-def test_an_engine_is_made_of_a_url_and_closed_again(
-    ground: Ground, pipeline: Pipeline, seekpoint_dsn: str, shape: str
-) -> None:
+def test_an_engine_of_a_url_is_closed_again(ground: Ground, pipeline: Pipeline, seekpoint_dsn: str, shape: str) -> None:
     url = ground.engine.url if shape == "url" else seekpoint_dsn
     named = Pipeline(ground.schema, topics=TOPIC, value=Bytes(), sinks=pipeline.sinks)  # short enough to be found by
     open_meanwhile: list[int] = []

@@ -249,9 +249,7 @@ def psycopg_savepoint(tx: Tx) -> Any:
 
 @pytest.mark.parametrize("savepoint", [sqlalchemy_savepoint, psycopg_savepoint])
 @pytest.mark.parametrize("ahead", [True, False], ids=["something is outstanding", "nothing is outstanding"])
-def test_an_error_in_a_savepoint_comes_out_inside(
-    counter: Counter, savepoint: Callable[[Tx], Any], ahead: bool
-) -> None:
+def test_an_error_in_a_savepoint_is_raised_in_it(counter: Counter, savepoint: Callable[[Tx], Any], ahead: bool) -> None:
     """What a handler tries and gives up is gone; what it wrote before and behind is there, in one attempt."""
     lines: list[str] = []
 
@@ -479,9 +477,7 @@ def test_a_deadlock_is_tried_again(counter: Counter, seekpoint_engine: Engine) -
 
 
 @pytest.mark.parametrize("skip", [0, 3, 9])
-def test_a_connection_cut_among_statements_costs_one_more_try(
-    counter: Counter, proxy: PostgresProxy, new_engine: NewEngine, skip: int
-) -> None:
+def test_a_cut_connection_is_replaced(counter: Counter, proxy: PostgresProxy, new_engine: NewEngine, skip: int) -> None:
     proxy.arm("at_statement", f"INSERT INTO {counter.t}", skip=skip)
     counter.ground.engine = new_engine(proxy.dsn)
     assert counter.run(counter.each, *HUNDRED[:10]).records == 10
@@ -583,9 +579,7 @@ def unit_of_work(counter: Counter, count: int, **options: Any) -> int:
     ],
     ids=["one row", "few rows", "by COPY", "by a handler", "each awaited"],
 )
-def test_round_trips_of_a_transaction(
-    counter: Counter, count: int, by: str, options: dict[str, Any], expected: int
-) -> None:
+def test_round_trips_of_a_batch(counter: Counter, count: int, by: str, options: dict[str, Any], expected: int) -> None:
     """BEGIN with hold, the rows with advance, COMMIT; more rows go by COPY, whose begin and end are awaited."""
     how: dict[str, Any] = {"sinks": [counter.sink]} if by == "sink" else {"handle": counter.each}
     assert unit_of_work(counter, count, **how, **options) == expected

@@ -77,9 +77,7 @@ def test_a_replay_that_fails_again_keeps_both_errors(depot: Depot) -> None:
     ],
     ids=["decode", "row", "sink", "commit"],
 )
-def test_whatever_is_wrong_with_it_is_told_again(
-    depot: Depot, table: str, value: bytes, cause: Cause, said: str
-) -> None:
+def test_a_replay_reports_what_is_wrong_again(depot: Depot, table: str, value: bytes, cause: Cause, said: str) -> None:
     """I4: the pipeline's own codecs and sinks, and constraints that are asked at COMMIT."""
     with depot.engine.begin() as tx:
         tx.execute(text(f'CREATE TABLE "{depot.schema}".t ({table})'))

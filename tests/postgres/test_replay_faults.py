@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import OperationalError
 
 from seekpoint import events
@@ -22,6 +22,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.records import State
 from support.dead_letter_group import Depot, Halt, orders
 from support.events import Run
+from support.fixtures import NewEngine
 from support.ledger_desk import wait_until_blocked
 from support.proxy import PostgresProxy, When
 
@@ -31,35 +32,30 @@ ROOT = Path(__file__).resolve().parents[1]
 # -- beside a worker ------------------------------------------------------------------------------------------
 
 
+BESIDE = ("seekpoint_engine", "seekpoint_schema", "topic", "produce", "run_worker")
+
+
 class Beside:
     """A depot whose group has a real worker, which has parked one record."""
 
-    def __init__(
-        self, depot: Depot, topic: str, produce: Callable[..., object], run_worker: Callable[..., Run]
-    ) -> None:
-        self.depot, self._topic, self._produce = depot, topic, produce
+    def __init__(self, depot: Depot, produce: Callable[..., object], run_worker: Callable[..., Run]) -> None:
+        self.depot, self._produce = depot, produce
         depot.bad = {b"bad"}
         self.run = run_worker(depot.pipeline(), limits=Limits(idle_check=0.1))
         self.produce(b"a", b"bad", b"c")
-        self.run.reached(topic, 3)
+        self.run.reached(depot.topic, 3)
         depot.bad.clear()
         (self.letter,) = depot.open()
 
     def produce(self, *values: bytes) -> None:
-        self._produce(self._topic, values, partition=0)
+        self._produce(self.depot.topic, values, partition=0)
 
 
 @pytest.fixture
-def beside(  # noqa: PLR0917 -- fixtures
-    seekpoint_engine: Engine,
-    seekpoint_schema: str,
-    group: str,
-    topic: Callable[..., str],
-    produce: Callable[..., object],
-    run_worker: Callable[..., Run],
-) -> Beside:
-    name = topic()
-    return Beside(Depot(seekpoint_engine, seekpoint_schema, group, name).create(), name, produce, run_worker)
+def beside(request: pytest.FixtureRequest, group: str) -> Beside:
+    engine, schema, topic, produce, run_worker = map(request.getfixturevalue, BESIDE)
+    depot = Depot(engine, schema, group, topic()).create()
+    return Beside(depot, produce, run_worker)
 
 
 def test_a_replay_waits_for_the_workers_batch(beside: Beside, elsewhere: ThreadPoolExecutor) -> None:
@@ -169,9 +165,8 @@ def test_an_operator_killed_in_mid_replay(depot: Depot, at: str) -> None:
 class Wire:
     """An operator whose COMMIT meets a fault."""
 
-    def __init__(self, depot: Depot, proxy: PostgresProxy, elsewhere: ThreadPoolExecutor) -> None:
-        self.depot, self.proxy, self._elsewhere = depot, proxy, elsewhere
-        self._engine = create_engine(proxy.dsn)
+    def __init__(self, depot: Depot, proxy: PostgresProxy, elsewhere: ThreadPoolExecutor, engine: Engine) -> None:
+        self.depot, self.proxy, self._elsewhere, self._engine = depot, proxy, elsewhere, engine
         self.letter = depot.dead_lettered(b"b")
         depot.batches.clear()
         depot.on_record = self.halt = Halt()
@@ -183,9 +178,6 @@ class Wire:
         self.proxy.arm(when)
         return future
 
-    def close(self) -> None:
-        self._engine.dispose()
-
     def holds(self, by: str, calls: int) -> None:
         """Applied once, closed once, by this one; the handler was called so often."""
         now = self.depot.redrive().get(self.letter.id)
@@ -195,11 +187,8 @@ class Wire:
 
 
 @pytest.fixture
-def wire(depot: Depot, seekpoint_dsn: str, elsewhere: ThreadPoolExecutor) -> Iterator[Wire]:
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
-        wire = Wire(depot, proxy, elsewhere)
-        yield wire
-        wire.close()
+def wire(depot: Depot, proxy: PostgresProxy, elsewhere: ThreadPoolExecutor, new_engine: NewEngine) -> Wire:
+    return Wire(depot, proxy, elsewhere, new_engine(proxy.dsn))
 
 
 @pytest.mark.parametrize(("when", "calls"), [("after_commit", 1), ("before_commit", 2)])
@@ -259,19 +248,16 @@ def arm_after_the_close(engine: Engine, proxy: PostgresProxy, faults: Iterable[W
             proxy.arm(when)
 
 
-def test_a_discard_without_an_answer_is_asked_for(depot: Depot, seekpoint_dsn: str) -> None:
-    """I4: closed once, and told so, whichever side of COMMIT the wire broke on."""
+def test_a_discard_without_an_answer_is_asked_for(depot: Depot, proxy: PostgresProxy, new_engine: NewEngine) -> None:
+    """I4: closed once, and reported so, whichever side of COMMIT the connection broke on."""
     depot.bad = {b"b"}
-    letters = depot.park(*orders(b"b", b"b"))
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
-        engine = create_engine(proxy.dsn)
-        arm_after_the_close(engine, proxy, ["after_commit", "before_commit"])
-        for letter in letters:
-            desk = depot.redrive(engine=engine)
-            desk.get(letter.id)
-            assert [d.refusal for d in desk.discard(letter.id, reason="no order")] == [None]
-            assert proxy.fired.is_set()
-        engine.dispose()
+    letters, engine = depot.park(*orders(b"b", b"b")), new_engine(proxy.dsn)
+    arm_after_the_close(engine, proxy, ["after_commit", "before_commit"])
+    for letter in letters:
+        desk = depot.redrive(engine=engine)
+        desk.get(letter.id)
+        assert [d.refusal for d in desk.discard(letter.id, reason="no order")] == [None]
+        assert proxy.fired.is_set()
     assert (proxy.counts["after_commit"], proxy.counts["before_commit"]) == (1, 1)
     assert depot.states() == {0: "discarded", 1: "discarded"}
     assert [action[0] for action in depot.actions()] == ["discard", "discard"]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Connection, Engine
 
+from postgres.test_replay_faults import BESIDE
 from seekpoint.admin import Planned, Replayed, Where
 from seekpoint.errors import Fenced
 from seekpoint.records import Cause, RawRecord, State
@@ -31,9 +32,7 @@ class Held(Depot):
 
 @pytest.fixture
 def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Held:
-    held = Held(seekpoint_engine, seekpoint_schema)
-    held.create()
-    return held
+    return Held(seekpoint_engine, seekpoint_schema).create()
 
 
 def keyed(*pairs: tuple[bytes | None, bytes], start: int = 0, partition: int = 0) -> list[RawRecord]:
@@ -186,19 +185,11 @@ class BesideAWorker(NamedTuple):
 
 
 @pytest.fixture
-def beside(  # noqa: PLR0917 -- fixtures
-    seekpoint_engine: Engine,
-    seekpoint_schema: str,
-    group: str,
-    topic: Callable[..., str],
-    produce: Callable[..., list[tuple[int, int]]],
-    run_worker: Callable[..., Run],
-) -> BesideAWorker:
-    name = topic()
-    depot = Held(seekpoint_engine, seekpoint_schema, group, name)
-    depot.create()
-    depot.bad = {b"bad"}
-    return BesideAWorker(depot, run_worker(depot.pipeline()), partial(produce, name, partition=0), name)
+def beside(request: pytest.FixtureRequest, group: str) -> BesideAWorker:
+    engine, schema, topic, produce, run_worker = map(request.getfixturevalue, BESIDE)
+    depot = Held(engine, schema, group, topic())
+    depot.create().bad = {b"bad"}
+    return BesideAWorker(depot, run_worker(depot.pipeline()), partial(produce, depot.topic, partition=0), depot.topic)
 
 
 def test_a_replay_includes_the_records_of_its_key_that_a_worker_still_blocks(beside: BesideAWorker) -> None:

@@ -118,9 +118,7 @@ def insert(tx: Connection, records: Any) -> None:
 
 @pytest.mark.parametrize("count", [8, 200])
 @pytest.mark.parametrize("kind", [Append, AppendArrow, Upsert, insert])
-def test_a_row_that_a_policy_refuses_is_its_records_fault(
-    owner: Ground, limited: Ground, group: str, kind: Any, count: int
-) -> None:
+def test_a_row_refused_by_a_policy_is_poison(owner: Ground, limited: Ground, group: str, kind: Any, count: int) -> None:
     path = secured(owner, "id int PRIMARY KEY, v text", "ALL")
     options: dict[str, Any] = {"columns": ["id", "v"]} | ({"key": ["id"]} if kind is Upsert else {})
 

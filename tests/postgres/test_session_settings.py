@@ -43,9 +43,7 @@ def test_refused(  # noqa: PLR0917 -- fixtures
             Worker(pipeline, engine=engine, kafka=kafka, schema=seekpoint_schema).run()
 
 
-def test_iso_in_any_order_of_the_date_is_read(
-    seekpoint_dsn: str, seekpoint_schema: str, group: str, new_engine: NewEngine
-) -> None:
+def test_iso_dates_of_any_order(seekpoint_dsn: str, seekpoint_schema: str, group: str, new_engine: NewEngine) -> None:
     url = make_url(seekpoint_dsn).update_query_dict({"options": "-cDateStyle=ISO,DMY"})
     engine = new_engine(url)
     schema.upgrade(engine, schema=seekpoint_schema)

@@ -141,9 +141,7 @@ def test_a_table_of_a_handler_without_a_schema_is_looked_for_on_the_search_path(
     start_handler("written", engine=engine).stop()
 
 
-def test_a_table_of_a_handler_is_looked_for_where_the_engine_translates_its_name(
-    ground: Ground, start_handler: Callable[..., Run]
-) -> None:
+def test_a_table_of_a_handler_has_the_engines_translation(ground: Ground, start_handler: Callable[..., Run]) -> None:
     ground.create("v text", "written")
     tenant = ground.engine.execution_options(schema_translate_map={None: ground.schema, "nobody": "no_such"})
     start_handler("written", engine=tenant).placed()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +57,12 @@ def made(sink: Upsert, numbers: range, v: str = WIDE) -> list[Any]:
     return [row for n in numbers for row in sink.rows(kv(n, v))]
 
 
-def _write(ground: Ground, sink: Upsert, parts: Iterator[list[Any]]) -> None:
+def new_rows(sink: Upsert) -> list[list[Any]]:
+    """2,000 rows in four parts, of which the second row is an update."""
+    return [made(sink, range(n, n + 500)) for n in range(0, 2000, 500)]
+
+
+def _write(ground: Ground, sink: Upsert, parts: Iterable[list[Any]]) -> None:
     with ground.engine.begin() as tx, sink.open(tx) as writer:
         for part in parts:
             writer.write(part)
@@ -72,24 +77,11 @@ def one_old(ground: Ground, **options: Any) -> Upsert:
 # An update in front, more than 1,000 rows, then anything but a clean end: the update is not to blame ------------------
 
 
-def test_a_tombstone_behind_an_update(ground: Ground) -> None:
-    sink = one_old(ground)
-    with ground.engine.begin() as tx, sink.open(tx) as writer:
-        for n in range(0, 2000, 500):
-            writer.write(made(sink, range(n, n + 500)))
-        writer.write(list(sink.rows(record(None, key={"id": 5}))))
-    assert len(ground.rows("id")) == 1999
-
-
-def test_a_copy_that_is_given_up_leaves_no_warning_of_the_driver(
-    ground: Ground, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copy_that_is_given_up_logs_no_warning(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
     """The server has refused the update already; the rows are staged, and nothing is wrong."""
     sink = one_old(ground)
-    with ground.engine.begin() as tx, sink.open(tx) as writer:
-        for n in range(0, 2000, 500):
-            writer.write(made(sink, range(n, n + 500)))
-        writer.write(list(sink.rows(record(None, key={"id": 5}))))
+    _write(ground, sink, [*new_rows(sink), list(sink.rows(record(None, key={"id": 5})))])
+    assert len(ground.rows("id")) == 1999, "a tombstone after an update"
     assert sink.strategies.last is not None
     assert sink.strategies.last.fell_back
     assert [one.getMessage() for one in caplog.records if one.name.startswith("psycopg")] == []
@@ -97,9 +89,8 @@ def test_a_copy_that_is_given_up_leaves_no_warning_of_the_driver(
 
 def test_a_value_that_cannot_be_written_behind_an_update(ground: Ground) -> None:
     sink = one_old(ground)
-    parts = [made(sink, range(n, n + 500)) for n in range(0, 2000, 500)] + [made(sink, range(2000, 2001), "a\0b")]
     with pytest.raises(RowRefused) as refused:
-        _write(ground, sink, iter(parts))
+        _write(ground, sink, [*new_rows(sink), made(sink, range(2000, 2001), "a\0b")])
     assert isinstance(refused.value.cause, Unwritable)
     assert refused.value.line == 2001
 
@@ -108,7 +99,7 @@ def test_a_codec_that_gets_no_answer_behind_an_update(ground: Ground) -> None:
     sink = one_old(ground)
 
     def parts() -> Iterator[list[Any]]:
-        yield from (made(sink, range(n, n + 500)) for n in range(0, 2000, 500))
+        yield from new_rows(sink)
         raise CodecUnavailable("no answer", lambda: None)
 
     with pytest.raises(CodecUnavailable):

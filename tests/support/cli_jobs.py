@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from seekpoint.cli.app import app
+from support.command import seekpoint
 from support.reload_orders import Shop, gone, of
 from support.waiting import until
 
@@ -66,11 +66,7 @@ class Terminal:
 
     def run(self, *words: str, exits: int = 0) -> Result:
         """Call the command in this process; it must exit so."""
-        result = CliRunner().invoke(app, list(words), env={"COLUMNS": "80", "NO_COLOR": "1"})
-        assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
-        assert result.exit_code == exits, result.output
-        assert "Traceback" not in result.output
-        return result
+        return seekpoint(*words, exits=exits, width=80)
 
     def job(self, *words: str, name: str = "mended", exits: int = 0) -> Result:
         """A command that takes a pipeline and both servers; ``words`` ends with the command's own options."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import (
     BigInteger,
@@ -85,7 +85,7 @@ class Depot:
             Column("zone", Text),
         )
 
-    def create(self) -> Depot:
+    def create(self) -> Self:
         """Make the table."""
         with self.engine.begin() as tx:
             tx.execute(CreateTable(self.table))

@@ -94,10 +94,12 @@ class Scene:
         self.admin.delete_topics([topic])[topic].result(20)
         self.wait(lambda: topic not in self.admin.list_topics(timeout=10).topics)
 
-    def produce(self, topic: str, values: int | Iterable[Any], *, partition: int = 0) -> list[tuple[int, int]]:
+    def produce(
+        self, topic: str, values: int | Iterable[Any], *, partition: int = 0, **more: Any
+    ) -> list[tuple[int, int]]:
         """Append these values, or so many records, and wait for all of them."""
         many = map(str, range(values)) if isinstance(values, int) else values
-        return self._produce(topic, many, partition=partition, bootstrap=self.broker)
+        return self._produce(topic, many, partition=partition, bootstrap=self.broker, **more)
 
     def log(self, values: int | Sequence[Any], partitions: int = 1) -> tuple[str, list[tuple[int, int]]]:
         """A new topic with these values, or so many records, in each partition."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -15,10 +15,8 @@ from support.waiting import until
 LARGE = "x" * 50_000  # a value: few of them are one answer of a broker
 
 
-def in_transactions(
-    broker: str, name: str, *batches: tuple[int, bool | None], partition: int = 0
-) -> Callable[[], None]:
-    """Append each batch in a transaction of its own: committed, aborted, or (None) left open; returns what ends it."""
+def in_transactions(broker: str, name: str, *batches: tuple[int, bool | None], partition: int = 0) -> Producer:
+    """Append each batch in a transaction of its own: committed, aborted, or (None) left open; returns the producer."""
     producer = Producer({"bootstrap.servers": broker, "transactional.id": f"{name}-{uuid4()}", "log_level": 0})
     producer.init_transactions(30)
     for records, outcome in batches:
@@ -28,7 +26,7 @@ def in_transactions(
         producer.flush(20)
         if outcome is not None:
             (producer.commit_transaction if outcome else producer.abort_transaction)(30)
-    return lambda: producer.abort_transaction(30)
+    return producer
 
 
 def trim(admin: AdminClient, name: str, to: int) -> None:

@@ -85,10 +85,12 @@ class Handler:
             tx.rows.append(record.id)
 
 
-def isolated(handle: Handle, records: Sequence[RawRecord], **options: Any) -> tuple[Tx, OpenBatch, int]:
+def isolated(
+    handle: Handle, records: Sequence[RawRecord], strides: Strides | None = None, **options: Any
+) -> tuple[Tx, OpenBatch, int]:
     tx, batch = Tx(), opened(records)
     pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, **{"on_poison": "dead_letter", **options})
-    return tx, batch, in_parts(Strides(), pipeline, batch, tx)
+    return tx, batch, in_parts(strides or Strides(), pipeline, batch, tx)
 
 
 def in_parts(strides: Strides, pipeline: Pipeline, batch: OpenBatch, tx: Tx | None = None) -> int:
@@ -103,9 +105,7 @@ def in_parts(strides: Strides, pipeline: Pipeline, batch: OpenBatch, tx: Tx | No
     bad=st.sets(st.integers(0, 79), max_size=20),
     named=st.booleans(),
 )
-def test_the_good_are_applied_once_and_in_order_and_the_bad_are_set_aside(
-    count: int, partitions: int, bad: set[int], named: bool
-) -> None:
+def test_good_records_are_applied_once_and_in_order(count: int, partitions: int, bad: set[int], named: bool) -> None:
     records = records_of(count, partitions)
     wrong = {records[n].id for n in bad if n < count}
     handler = Handler({i: Poison("no") for i in wrong}, names=named)
@@ -141,9 +141,7 @@ def test_many_bad_records_do_not_make_the_work_grow_with_the_batch(every: int) -
     for _ in range(3):
         records = records_of(count)
         handler = Handler({records[n].id: Poison("no") for n in range(every // 2, count, every)})
-        tx, batch = Tx(), opened(records)
-        pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handler, on_poison="dead_letter")
-        applied = in_parts(strides, pipeline, batch, tx)
+        tx, batch, applied = isolated(handler, records, strides)
         assert len(batch.outcome.dead_letters) == count // every
         assert applied == len(tx.rows) == count - count // every
         assert strides.expects_failures
@@ -154,13 +152,9 @@ def test_many_bad_records_do_not_make_the_work_grow_with_the_batch(every: int) -
 
 def test_after_a_clean_batch_the_next_one_is_tried_whole_again() -> None:
     strides, records = Strides(), records_of(1000)
-    pipeline = Pipeline(
-        "g", topics="t", value=Bytes(), handle=Handler({r.id: Poison("no") for r in records[::100]}), on_poison="skip"
-    )
-    in_parts(strides, pipeline, opened(records))
+    isolated(Handler({r.id: Poison("no") for r in records[::100]}), records, strides, on_poison="skip")
     assert strides.expects_failures
-    clean = Pipeline("g", topics="t", value=Bytes(), handle=Handler({}))
-    in_parts(strides, clean, opened(records))
+    isolated(Handler({}), records, strides)
     assert not strides.expects_failures
 
 
@@ -243,13 +237,9 @@ def test_a_part_that_fails_only_as_a_whole_is_applied_behind_one_with_a_bad_reco
 def test_a_short_batch_without_a_failure_does_not_end_the_expectation() -> None:
     """Batches are as short as the queue: what matters is how many records came since the last failure."""
     strides, records = Strides(), records_of(1000)
-    bad = Pipeline(
-        "g", topics="t", value=Bytes(), handle=Handler({r.id: Poison("no") for r in records[::100]}), on_poison="skip"
-    )
-    in_parts(strides, bad, opened(records))
-    clean = Pipeline("g", topics="t", value=Bytes(), handle=Handler({}))
+    isolated(Handler({r.id: Poison("no") for r in records[::100]}), records, strides, on_poison="skip")
     for _ in range(5):
-        in_parts(strides, clean, opened(records_of(100)))
+        isolated(Handler({}), records_of(100), strides)
     assert strides.expects_failures
 
 
@@ -268,13 +258,12 @@ def test_parts_are_halved_once_for_what_takes_too_long_and_grow_again() -> None:
         sizes.append(len(batch))
         tx.rows += [r.id for r in batch]
 
-    pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, on_poison="dead_letter")
-    in_parts(strides, pipeline, opened(records_of(10_000)))
+    isolated(handle, records_of(10_000), strides)
     assert strides.expects_failures
     assert 64 <= max(sizes) <= 300
     limits.append(10**6)
     for _ in range(5):
-        in_parts(strides, pipeline, opened(records_of(10_000)))
+        isolated(handle, records_of(10_000), strides)
     assert not strides.expects_failures
 
 
@@ -288,19 +277,15 @@ def test_where_statements_go_on_taking_too_long_few_parts_are_tried_in_vain() ->
             raise too_long()
         written += 1
 
-    pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, on_poison="dead_letter")
     for _ in range(10):
-        in_parts(strides, pipeline, opened(records_of(10_000)))
+        isolated(handle, records_of(10_000), strides)
     assert failed <= 20
     assert written <= 10 * 10_000 / 64
 
 
 def test_what_one_record_takes_alone_says_nothing_of_the_size() -> None:
     strides = Strides()
-    handler = Handler({"t/0/7": too_long()})
-    pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handler, on_poison="dead_letter")
-    batch = opened(records_of(100))
-    in_parts(strides, pipeline, batch)
+    _, batch, _ = isolated(Handler({"t/0/7": too_long()}), records_of(100), strides)
     stop = batch.outcome.stops[Partition("t", 0)]
     assert isinstance(stop, RetryLater)
     assert (stop.offset, stop.failure.cause) == (7, Cause.TRANSIENT)

@@ -162,9 +162,7 @@ OLD, NEW, TOKEN, MOVED = (uuid4() for _ in range(4))
         (TopicUnknown, TOKEN, OLD, NEW, True),
     ],
 )
-def test_a_stop_is_over_when_somebody_decided_or_the_topic_is_another(
-    kind: Any, token: Any, stored: Any, now: Any, over: bool
-) -> None:
+def test_a_stop_ends_by_a_decision_or_another_topic(kind: Any, token: Any, stored: Any, now: Any, over: bool) -> None:
     stop = kind(P, 5, "why")
     stop.token = TOKEN
     assert StoppedPartition(stop).is_over(token, stored, now) is over

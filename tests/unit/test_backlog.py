@@ -431,9 +431,7 @@ TestInterleavings = Interleavings.TestCase
 
 @given(ages=st.lists(st.none() | st.floats(-1e9, 50), max_size=30), delay=st.floats(0.1, 30), step=st.floats(0.1, 5))
 @settings(deadline=None, print_blob=True)
-def test_nothing_waits_longer_than_the_delay_after_it_was_seen(
-    ages: list[float | None], delay: float, step: float
-) -> None:
+def test_nothing_waits_longer_than_the_delay_once_seen(ages: list[float | None], delay: float, step: float) -> None:
     backlog = filled(*(record(n, age) for n, age in enumerate(ages)), delay=delay)
     note(f"{ages=}")
     assert offsets(backlog.give(99, later(delay + 0.001))) == list(range(len(ages)))

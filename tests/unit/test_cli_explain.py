@@ -130,9 +130,7 @@ def test_what_fails_while_ctrl_c_is_under_way_is_an_abort(capsys: pytest.Capture
     assert capsys.readouterr().err == "aborted: the run is left open\n"
 
 
-def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_in_an_import_is_an_abort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class Interrupted(ModuleType):
         def __getattr__(self, _name: str) -> NoReturn:
             raise KeyboardInterrupt
@@ -144,9 +142,7 @@ def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(
     assert capsys.readouterr().err == "aborted\n"
 
 
-def test_ctrl_c_while_the_commands_are_built_shows_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_while_building_is_an_abort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(_app: object) -> NoReturn:
         raise KeyboardInterrupt
 

@@ -97,9 +97,7 @@ def test_the_command_fails_where_a_reload_is_wrong(
     assert list(json.loads((tmp_path / "reload-report.json").read_text())["reloads"][1])[:5] == NAMED[:5]
 
 
-def test_the_command_fails_where_workers_do_not_drain_and_where_a_read_was_torn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_fails_after_a_torn_read_or_a_bad_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = told(report([reloaded()], (0, 3), ["two versions"]), tmp_path, monkeypatch)
     assert result.exit_code == 1
     assert result.stderr == "error: read: two versions\nerror: the workers did not drain: exit codes (0, 3)\n"

@@ -45,9 +45,7 @@ STRANGER = (99, *ROWS[0][1:])
     ],
     ids=["equal", "first", "middle", "last", "empty", "twice", "other", "twice, one other", "behind", "before"],
 )
-def test_every_difference_is_counted(
-    rows: list[tuple[Any, ...]], out: int, lost: int, twice: int, strange: int
-) -> None:
+def test_differences_are_counted(rows: list[tuple[Any, ...]], out: int, lost: int, twice: int, strange: int) -> None:
     found = Comparison()
     count_differences(iter(rows), FLIGHTS, found)
     assert found == Comparison(records_in=5, rows_out=out, lost=lost, twice=twice, strange=strange)
@@ -104,9 +102,7 @@ def test_a_good_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", ["demo", "demo-reload"])
 @pytest.mark.parametrize("records", ["0", "10", str(RECORDS + 1)])
-def test_a_number_of_records_that_cannot_be(
-    command: str, records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_or_many_records(command: str, records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, [command, "--records", records])
     assert result.exit_code == 2

@@ -27,6 +27,7 @@ from seekpoint.kafka.identity import Identity
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.testing import record
+from support.public_kinds import ERRORS
 
 DRAWN = re.compile(r"^    ([│ ]*(?:├── |└── )?)(\w+)(?: {2,}\S.*)?$", re.MULTILINE)
 
@@ -38,11 +39,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         depth = len(indent) // 4
         path[depth:] = [name]
         drawn[name] = path[depth - 1] if depth else None
-    real = {
-        name: None if (base := kind.__bases__[0]) is Exception else base.__name__
-        for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
-    }
+    real = {kind.__name__: None if (base := kind.__bases__[0]) is Exception else base.__name__ for kind in ERRORS}
     assert drawn == real
 
 

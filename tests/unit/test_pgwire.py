@@ -24,9 +24,7 @@ messages = st.lists(st.tuples(st.sampled_from("QPBEdcSX"), st.binary(max_size=40
 
 
 @given(messages, st.data())
-def test_pieces_are_all_the_bytes_and_wanted_messages_come_whole(
-    sent: list[tuple[str, bytes]], data: st.DataObject
-) -> None:
+def test_pieces_are_all_the_bytes_and_messages_are_whole(sent: list[tuple[str, bytes]], data: st.DataObject) -> None:
     stream = b"".join(message(kind, body) for kind, body in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     framer = Framer(pgwire.FRONTEND)

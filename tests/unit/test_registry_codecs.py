@@ -403,9 +403,7 @@ def test_a_subject_without_schemas_is_a_mistake_in_the_configuration(registry: S
 # -- declarations -----------------------------------------------------------------------------------------------
 
 
-def test_a_client_is_made_at_the_first_record_once_in_each_process(
-    client: SchemaRegistryClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_is_made_once_in_each_process(client: SchemaRegistryClient, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     def connect() -> SchemaRegistryClient:

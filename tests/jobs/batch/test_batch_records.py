@@ -326,7 +326,7 @@ def test_an_open_transaction_ends_what_is_read(shop: Shop) -> None:
     stood = offsets(shop)[f"{shop.topic}/0"]
     assert stood == 13 + 5 + 3
     assert batch(shop, one).run().is_empty
-    end()
+    end.abort_transaction(30)
     in_transactions(shop.brokers, shop.topic, (2, True))
     assert batch(shop, one).run().records == 2
     assert len(shop.rows("entries")) == 15

@@ -51,9 +51,7 @@ def test_a_claim_waits_for_a_commit_in_flight(
         worker.hold(tx)
 
 
-def test_a_claim_waits_for_a_transaction_that_aborts(
-    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
-) -> None:
+def test_a_claim_waits_for_an_abort(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
     """I1, I3: the transaction in flight comes to nothing: the successor begins where the last COMMIT ended."""
     worker, successor = desk(at={0: 3}), desk(limits=PATIENT)
     with seekpoint_engine.connect() as tx:

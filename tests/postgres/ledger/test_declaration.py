@@ -116,9 +116,7 @@ def test_a_higher_version_replaces_the_tables(desk: Desks, tables: tuple[str, st
         older.claim(0)
 
 
-def test_a_declaration_that_is_accepted_fences_and_outdates_those_before_it(
-    desk: Desks, tables: tuple[str, str], seekpoint_engine: Engine
-) -> None:
+def test_an_accepted_declaration_fences_others(desk: Desks, tables: tuple[str, str], seekpoint_engine: Engine) -> None:
     """I5: tokens are drawn again; processes from before are outdated, later ones wait."""
     one, two = tables
     running, waiting = desk(tables=[one], at={0: 0, 1: 0}), desk(tables=[one, two])

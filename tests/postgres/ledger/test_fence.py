@@ -61,9 +61,7 @@ def test_a_zombie_is_refused_at_advance(desk: Desks, seekpoint_engine: Engine) -
     successor.exactly({0: 0})
 
 
-def test_a_zombie_that_waits_for_the_claim_is_refused_when_it_ends(
-    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
-) -> None:
+def test_a_zombie_that_waited_is_refused(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
     """I2: hold reads the row as it is after the wait, not as it was when it began to wait."""
     zombie, successor = desk(at={0: 0}), desk()
 

@@ -46,9 +46,7 @@ def test_a_move_leaves_a_row(desk: Desks) -> None:
     assert action.at is not None
 
 
-def test_a_move_waits_for_the_transaction_in_flight(
-    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
-) -> None:
+def test_a_reset_waits_for_a_transaction(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
     """I1, I5: the batch in hand is finished, and the move starts from what it committed."""
     worker = desk(at={0: 0})
     operator = desk().ledger
@@ -175,9 +173,7 @@ def test_orders_that_cannot_be_meant_are_refused(desk: Desks) -> None:
     assert worker.stands() == {0: 0}
 
 
-def test_a_move_that_waits_lets_other_partitions_be_claimed(
-    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
-) -> None:
+def test_a_waiting_reset_blocks_no_claim(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
     """I5: an order for a busy partition costs nobody else: another is claimed, and a trace is written, meanwhile."""
     worker, other = desk(at={0: 0, 1: 0}), desk(limits=Limits(claim_wait=0.5))
     with seekpoint_engine.begin() as tx:

@@ -38,9 +38,7 @@ def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
     assert stored(worker, 1) is None
 
 
-def test_a_row_that_another_session_has_locked_is_left_out_and_the_others_are_stored(
-    desk: Desks, seekpoint_engine: Engine
-) -> None:
+def test_a_row_that_another_session_has_locked_is_left_out(desk: Desks, seekpoint_engine: Engine) -> None:
     worker, other = desk(at={0: 0}), desk(at={1: 0})
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 3})

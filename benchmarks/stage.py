@@ -26,7 +26,7 @@ from sqlalchemy import create_engine
 from demo.wire import create_topic
 from seekpoint import schema
 from seekpoint.testing.child_process import ChildProcess, Report, start_python
-from seekpoint.testing.servers.kafka_and_postgres import start_pair
+from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.postgres import start_postgres, url_of
 
 POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB"}

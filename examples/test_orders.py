@@ -17,7 +17,7 @@ from seekpoint import Append, Batch, Json, Pipeline, Poison
 from seekpoint.records import Partition, RawRecord
 from seekpoint.testing import batch, process, raw, record
 
-pytest_plugins = ["seekpoint.testing.pytest"]
+pytest_plugins = ["seekpoint.testing.pytest_plugin"]
 
 
 # -- the pipeline: a pure declaration -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine
 
 from demo.flights import RECORDS, read_flights
 from seekpoint.errors import ConfigError
-from seekpoint.testing.servers.kafka_and_postgres import Pair, start_pair
+from seekpoint.testing.servers.pair import Pair, start_pair
 from seekpoint.testing.servers.process import Folder
 
 SMALLEST = 5_000  # records: fewer would leave too little in flight for the faults

@@ -33,7 +33,7 @@ from demo.servers import SMALLEST
 from seekpoint.codecs import Json
 from seekpoint.errors import ConfigError
 from seekpoint.records import Record
-from seekpoint.testing.servers.kafka_and_postgres import start_pair
+from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.process import Folder
 
 ROOT = Path(__file__).resolve().parents[2]

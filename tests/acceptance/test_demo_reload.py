@@ -25,7 +25,7 @@ from demo.reload.show import RELOADS, Stage
 from demo.report import Comparison
 from demo.servers import SMALLEST
 from seekpoint.jobs.reload import cutover
-from seekpoint.testing.servers.kafka_and_postgres import start_pair
+from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.process import Folder
 
 COMMAND = [sys.executable, "-m", "demo", "demo-reload", "--records", str(SMALLEST), "--json"]

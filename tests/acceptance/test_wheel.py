@@ -98,11 +98,11 @@ def test_an_empty_environment_needs_nothing_but_the_wheel(
 
 
 TESTED = """
-import seekpoint.testing.servers.kafka_and_postgres
+import seekpoint.testing.servers.pair
 from seekpoint import Json, Pipeline
 from seekpoint.testing import batch, process, raw, record
 
-pytest_plugins = ["seekpoint.testing.pytest"]
+pytest_plugins = ["seekpoint.testing.pytest_plugin"]
 
 def handle(tx, batch):
     seen.extend(one.value for one in batch)

@@ -16,7 +16,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from seekpoint.testing.servers import running_pair, topics
+from seekpoint.testing.servers import topics
+from seekpoint.testing.servers.pair import RunningPair, announce_pair
 from support.command import seekpoint
 
 AWAY = "127.0.0.1:1"
@@ -34,11 +35,11 @@ def nothing_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, seekpoint_dsn: str, seekpoint_broker: str) -> running_pair.RunningPair:
+def pair(tmp_path: Path, seekpoint_dsn: str, seekpoint_broker: str) -> RunningPair:
     """The shared servers, announced as ``seekpoint dev`` announces its own."""
     folder = tmp_path / "seekpoint-dev-test"
     folder.mkdir()
-    return running_pair.announce(folder, seekpoint_dsn, seekpoint_broker)
+    return announce_pair(folder, seekpoint_dsn, seekpoint_broker)
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def stored(seekpoint_broker: str) -> Callable[..., list[Stored]]:
 # -- topic -----------------------------------------------------------------------------------------------
 
 
-def test_a_topic_is_created_once(pair: running_pair.RunningPair, seekpoint_broker: str, new_name: str) -> None:
+def test_a_topic_is_created_once(pair: RunningPair, seekpoint_broker: str, new_name: str) -> None:
     made = dev("topic", new_name, "--partitions", "3")
     assert made.stdout == f"{new_name}: 3 partitions at {seekpoint_broker}\n"
     admin = AdminClient({"bootstrap.servers": seekpoint_broker, "log_level": 0})
@@ -92,7 +93,7 @@ def test_the_report_of_a_topic_as_json(seekpoint_broker: str, new_name: str) -> 
     assert json.loads(made.stdout) == {"topic": new_name, "partitions": 1, "brokers": seekpoint_broker}
 
 
-def test_a_name_that_no_topic_can_have(pair: running_pair.RunningPair) -> None:
+def test_a_name_that_no_topic_can_have(pair: RunningPair) -> None:
     refused = dev("topic", "a b", exits=2)
     assert "error: topic 'a b' cannot be created at " in refused.stderr
     assert "contains one or more characters other than ASCII alphanumerics" in refused.stderr
@@ -102,7 +103,7 @@ def test_a_name_that_no_topic_can_have(pair: running_pair.RunningPair) -> None:
 
 
 def test_lines_become_values(
-    pair: running_pair.RunningPair,
+    pair: RunningPair,
     seekpoint_broker: str,
     topic: Callable[..., str],
     stored: Callable[..., list[Stored]],
@@ -116,7 +117,7 @@ def test_lines_become_values(
 
 
 def test_keys_choose_the_partition_and_each_is_reported(
-    pair: running_pair.RunningPair,
+    pair: RunningPair,
     seekpoint_broker: str,
     tmp_path: Path,
     topic: Callable[..., str],
@@ -138,7 +139,7 @@ def test_keys_choose_the_partition_and_each_is_reported(
 
 
 def test_objects_have_a_key_a_value_and_headers(
-    pair: running_pair.RunningPair, topic: Callable[..., str], stored: Callable[..., list[Stored]]
+    pair: RunningPair, topic: Callable[..., str], stored: Callable[..., list[Stored]]
 ) -> None:
     name = topic()
     lines = ['{"key": "a", "value": {"price": 1.10}, "headers": {"h": "1", "n": null}}', '{"key": "a", "value": null}']
@@ -147,7 +148,7 @@ def test_objects_have_a_key_a_value_and_headers(
 
 
 def test_a_bad_line_is_named_and_those_before_it_are_stored(
-    pair: running_pair.RunningPair, topic: Callable[..., str], stored: Callable[..., list[Stored]]
+    pair: RunningPair, topic: Callable[..., str], stored: Callable[..., list[Stored]]
 ) -> None:
     name, lines = topic(), ['{"value": 1}', '{"value": 2}', '{"vlaue": 3}', '{"value": 4}']
     refused = dev("produce", name, "--json-lines", stdin="\n".join(lines), exits=2)
@@ -158,20 +159,20 @@ def test_a_bad_line_is_named_and_those_before_it_are_stored(
     assert [value for _, value, _ in stored(name, 3)] == [b"1", b"2", b"after"]
 
 
-def test_a_record_that_is_too_large_is_named(pair: running_pair.RunningPair, topic: Callable[..., str]) -> None:
+def test_a_record_that_is_too_large_is_named(pair: RunningPair, topic: Callable[..., str]) -> None:
     refused = dev("produce", topic(), stdin=f"small\n{'x' * 1_100_000}\n", exits=2)
     assert "error: the record of line 2 was refused: " in refused.stderr
     assert "Message size too large" in refused.stderr
     assert refused.stderr.endswith("\n1 record of an earlier line was stored\n")
 
 
-def test_a_record_that_the_broker_refuses_is_named(pair: running_pair.RunningPair, topic: Callable[..., str]) -> None:
+def test_a_record_that_the_broker_refuses_is_named(pair: RunningPair, topic: Callable[..., str]) -> None:
     name = topic(config={"max.message.bytes": "1000"})
     refused = dev("produce", name, stdin=f"{'x' * 5000}\n", exits=2)
     assert "error: the record of line 1 was refused: Broker: Message size too large\n" in refused.stderr
 
 
-def test_a_topic_that_does_not_exist(pair: running_pair.RunningPair, seekpoint_broker: str, new_name: str) -> None:
+def test_a_topic_that_does_not_exist(pair: RunningPair, seekpoint_broker: str, new_name: str) -> None:
     refused = dev("produce", new_name, stdin="x", exits=2)
     assert refused.stderr == (
         f"error: topic {new_name!r} does not exist at {seekpoint_broker}: "
@@ -187,7 +188,7 @@ def test_a_topic_that_does_not_exist(pair: running_pair.RunningPair, seekpoint_b
         (["--key-separator", ":", "--json-lines"], "--json-lines and --key-separator exclude each other"),
     ],
 )
-def test_wrong_usage(pair: running_pair.RunningPair, arguments: list[str], said: str) -> None:
+def test_wrong_usage(pair: RunningPair, arguments: list[str], said: str) -> None:
     refused = dev("produce", "orders", *arguments, exits=2)
     assert f"error: {said}" in refused.stderr
 
@@ -217,23 +218,23 @@ def test_without_a_pair_the_commands_say_how_to_get_one(command: list[str], said
     assert refused.stderr.startswith(f"error: {said}")
 
 
-def test_a_pair_whose_process_has_ended_is_not_found(pair: running_pair.RunningPair, tmp_path: Path) -> None:
+def test_a_pair_whose_process_has_ended_is_not_found(pair: RunningPair, tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     file = tmp_path / "seekpoint-dev-test" / "pair.json"
     file.write_text(file.read_text().replace(str(os.getpid()), ended.stdout.decode().strip()))
     assert "`seekpoint dev` does not run" in dev("env", exits=2).stderr
 
 
-def test_of_two_pairs_none_is_guessed(pair: running_pair.RunningPair, tmp_path: Path, seekpoint_broker: str) -> None:
+def test_of_two_pairs_none_is_guessed(pair: RunningPair, tmp_path: Path, seekpoint_broker: str) -> None:
     other = tmp_path / "seekpoint-dev-other"
     other.mkdir()
-    running_pair.announce(other, pair.database_url, AWAY)
+    announce_pair(other, pair.database_url, AWAY)
     refused = dev("env", exits=2)
     assert f"error: `seekpoint dev` runs 2 times (processes {os.getpid()}, {os.getpid()}): " in refused.stderr
     dev("topic", "a b", "--kafka", f"bootstrap.servers={seekpoint_broker}", exits=2)
 
 
-def test_env_names_the_pair_to_a_shell(pair: running_pair.RunningPair) -> None:
+def test_env_names_the_pair_to_a_shell(pair: RunningPair) -> None:
     script = f'{dev("env").stdout}\necho "$SEEKPOINT_DATABASE_URL $SEEKPOINT_KAFKA_CONFIG"'
     printed = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
     assert printed.split() == [pair.database_url, pair.kafka_config]
@@ -243,7 +244,7 @@ def test_env_names_the_pair_to_a_shell(pair: running_pair.RunningPair) -> None:
 
 
 @pytest.mark.usefixtures("seekpoint_engine")
-def test_sql_prints_what_each_statement_answers(pair: running_pair.RunningPair, seekpoint_schema: str) -> None:
+def test_sql_prints_what_each_statement_answers(pair: RunningPair, seekpoint_schema: str) -> None:
     name = f'"{seekpoint_schema}".things'
     done = dev(
         "sql",
@@ -264,14 +265,14 @@ def test_sql_prints_what_each_statement_answers(pair: running_pair.RunningPair, 
 
 
 @pytest.mark.usefixtures("seekpoint_engine")
-def test_a_statement_that_fails_undoes_those_before_it(pair: running_pair.RunningPair, seekpoint_schema: str) -> None:
+def test_a_statement_that_fails_undoes_those_before_it(pair: RunningPair, seekpoint_schema: str) -> None:
     failed = dev("sql", f'CREATE TABLE "{seekpoint_schema}".half (id int); SELECT * FROM no_such_table', exits=1)
     assert 'error: Postgres: relation "no_such_table" does not exist' in failed.stderr
     left = dev("sql", f"SELECT to_regclass('{seekpoint_schema}.half') AS half", "--json")
     assert json.loads(left.stdout) == [{"half": None}]
 
 
-def test_sql_prints_values_that_python_and_json_do_not_have(pair: running_pair.RunningPair) -> None:
+def test_sql_prints_values_that_python_and_json_do_not_have(pair: RunningPair) -> None:
     columns = (
         "'infinity'::timestamptz AS a, '0044-03-15 BC'::date AS b, 'NaN'::float8 AS c, ARRAY['-Infinity'::float4] AS d"
     )
@@ -287,7 +288,7 @@ def test_sql_prints_values_that_python_and_json_do_not_have(pair: running_pair.R
         (["SELECT 1 AS a, 2 AS a", "--json"], "--json needs a name of its own for each column: 'a' is there twice"),
     ],
 )
-def test_sql_refuses_what_it_cannot_print(pair: running_pair.RunningPair, command: list[str], message: str) -> None:
+def test_sql_refuses_what_it_cannot_print(pair: RunningPair, command: list[str], message: str) -> None:
     refused = dev("sql", *command, exits=2)
     assert refused.stderr.startswith(f"error: {message}")
     assert len(refused.output.splitlines()) == 1

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from seekpoint.testing.servers import kafka, postgres, server
 from seekpoint.testing.servers.kafka import BROKERS_VARIABLE, KafkaServer, start_kafka
-from seekpoint.testing.servers.kafka_and_postgres import start_pair
+from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.postgres import DSN_VARIABLE, PostgresServer, start_postgres, url_of
 from seekpoint.testing.servers.process import ServerFailed, free_port
 from support.proxy import Proxy
@@ -277,7 +277,7 @@ def test_docker_compose_starts_a_broker_with_the_same_settings_from_the_same_ima
 OWNER = """
 import os, sys, threading
 from seekpoint.testing.servers.postgres import start_postgres
-from seekpoint.testing.servers.kafka_and_postgres import start_pair
+from seekpoint.testing.servers.pair import start_pair
 {start}
 for pid in pids:
     print(pid, os.readlink(f"/proc/{{pid}}/cwd"), flush=True)
@@ -352,7 +352,7 @@ def test_ports_lie_outside_the_range_of_outgoing_connections() -> None:
 
 
 def test_a_pair_of_which_one_fails_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seekpoint.testing.servers.kafka_and_postgres.start_postgres", _refuse)
+    monkeypatch.setattr("seekpoint.testing.servers.pair.start_postgres", _refuse)
     started: list[KafkaServer] = []
     real = start_kafka
 
@@ -360,7 +360,7 @@ def test_a_pair_of_which_one_fails_leaves_none(tmp_path: Path, monkeypatch: pyte
         started.append(real(**options))
         return started[-1]
 
-    monkeypatch.setattr("seekpoint.testing.servers.kafka_and_postgres.start_kafka", watched)
+    monkeypatch.setattr("seekpoint.testing.servers.pair.start_kafka", watched)
     with pytest.raises(ServerFailed, match="no Postgres today"):
         start_pair(own=True)
     assert [server.running for server in started] == [False]

@@ -35,7 +35,7 @@ def test_pure():
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The suite above, run by a pytest of its own, without this run's variables."""
-    (folder / "conftest.py").write_text('pytest_plugins = ["seekpoint.testing.pytest"]\n')
+    (folder / "conftest.py").write_text('pytest_plugins = ["seekpoint.testing.pytest_plugin"]\n')
     (folder / "test_suite.py").write_text(SUITE)
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     ours = ("PYTEST_", "SEEKPOINT_REQUIRE", "SEEKPOINT_TEST", "CI")

@@ -19,9 +19,9 @@ from seekpoint import Partition
 from seekpoint.errors import ConfigError, KafkaUnavailable, RangeLost, RangeStuck, TopicRecreated
 from seekpoint.kafka.ranges import (
     KEPT,
-    Follower,
     Piece,
     Range,
+    RangeFollower,
     log_starts,
     read_range,
     stable_ends,
@@ -75,9 +75,9 @@ class Log:
         """The offsets of a range."""
         return offsets(read_range(self.kafka, self.range(name, start, end), **options))
 
-    def follow(self, name: str, positions: Mapping[int, int]) -> Follower:
+    def follow(self, name: str, positions: Mapping[int, int]) -> RangeFollower:
         at = {Partition(name, n): position for n, position in positions.items()}
-        return Follower(self.kafka, {name: self.id_of(name)}, at)
+        return RangeFollower(self.kafka, {name: self.id_of(name)}, at)
 
 
 @pytest.fixture

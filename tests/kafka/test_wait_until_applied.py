@@ -16,7 +16,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.dialects.postgresql import psycopg
 
 from seekpoint import Ledger, Partition, Poison
-from seekpoint.cli.retry_status import RetryStatus
+from seekpoint.cli.status import RetryStatus
 from seekpoint.errors import ConfigError, NotApplied, SeekpointError
 from seekpoint.ledger import Passed, wait
 from seekpoint.ledger.claim import Attempt

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from mutants import breakages, failing  # noqa: E402
 from mutants.breakages import Breakage  # noqa: E402
-from seekpoint.testing.servers.kafka_and_postgres import start_pair  # noqa: E402
+from seekpoint.testing.servers.pair import start_pair  # noqa: E402
 
 BREAKAGES = (*breakages.BREAKAGES, *failing.FAILING)
 TESTS_FAILED = 1  # pytest's exit code; 2 and above mean that it could not run

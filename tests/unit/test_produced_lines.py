@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from seekpoint.errors import ConfigError
-from seekpoint.testing.servers.record_lines import Outgoing, read_objects, read_values
+from seekpoint.testing.servers.topics import Outgoing, read_objects, read_values
 
 
 def lines(text: str) -> Iterable[bytes]:

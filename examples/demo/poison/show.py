@@ -23,7 +23,7 @@ from demo.worker_pool import DemoFailed
 from seekpoint import schema
 from seekpoint.admin import DeadLetterReplay
 from seekpoint.records import Cause
-from seekpoint.testing.servers.kafka_and_postgres import Pair
+from seekpoint.testing.servers.pair import Pair
 
 SEED = 2013
 PATIENCE = 150.0  # seconds for one run: the crashing records' part takes a session timeout for each crash

@@ -33,7 +33,7 @@ from seekpoint.errors import needs_extra
 from seekpoint.jobs.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
-from seekpoint.testing.servers.kafka_and_postgres import Pair
+from seekpoint.testing.servers.pair import Pair
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

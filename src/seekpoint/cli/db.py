@@ -16,8 +16,7 @@ from alembic.util import CommandError, rev_id
 
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import explained
-from seekpoint.cli.option_groups import command
-from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, one_off_engine
+from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, command, one_off_engine
 from seekpoint.cli.output import answer
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.tables import DEFAULT_SCHEMA

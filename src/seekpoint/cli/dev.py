@@ -22,14 +22,20 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import FloatLoader
 from psycopg.types.string import TextLoader
 
-from seekpoint.cli.option_groups import KafkaOptions, command
-from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, kafka_settings, names_brokers, one_off_engine
+from seekpoint.cli.options import (
+    AsJson,
+    KafkaOptions,
+    OptionalDatabaseUrl,
+    command,
+    kafka_settings,
+    names_brokers,
+    one_off_engine,
+)
 from seekpoint.cli.output import answer, numbered, print_table
 from seekpoint.errors import ConfigError, KafkaUnavailable
-from seekpoint.testing.servers import record_lines as lines
-from seekpoint.testing.servers import running_pair
-from seekpoint.testing.servers.running_pair import RunningPair
-from seekpoint.testing.servers.topics import Produced, create_topic
+from seekpoint.testing.servers.pair import PAIR_FOLDER, RunningPair, announce_pair, find_pair, start_pair
+from seekpoint.testing.servers.process import Folder
+from seekpoint.testing.servers.topics import Produced, create_topic, read_objects, read_values
 from seekpoint.testing.servers.topics import produce as produce_records
 
 app = typer.Typer(
@@ -47,17 +53,13 @@ TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's nam
 def dev(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
-    # The extra `dev` may be missing: then only this command is.
-    from seekpoint.testing.servers.kafka_and_postgres import start_pair  # noqa: PLC0415
-    from seekpoint.testing.servers.process import Folder  # noqa: PLC0415
-
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     with start_pair(own=True) as pair:
-        folder = Folder(running_pair.FOLDER)
+        folder = Folder(PAIR_FOLDER)
         try:
             signal.signal(signal.SIGINT, lambda *_: stopped.set())
-            running = running_pair.announce(folder.path, pair.postgres.url, pair.kafka.bootstrap)
+            running = announce_pair(folder.path, pair.postgres.url, pair.kafka.bootstrap)
             typer.echo(
                 f"{pair.describe()}\n\n"
                 f"  Postgres  {pair.postgres.url}\n"
@@ -78,7 +80,7 @@ def dev(context: typer.Context) -> None:
 @command
 def env() -> None:
     """Print the two lines that name the running pair to this shell: eval "$(seekpoint dev env)"."""
-    pair = running_pair.find()
+    pair = find_pair()
     if pair is None:
         raise ConfigError(f"`seekpoint dev` does not run: {_START}")
     typer.echo(_exports(pair))
@@ -137,9 +139,7 @@ def produce(
         settings = _settings(brokers)
         with _opened(file) as stream:
             source = "stdin" if file == "-" else file
-            records = (
-                lines.read_objects(stream, source) if json_lines else lines.read_values(stream, source, key_separator)
-            )
+            records = read_objects(stream, source) if json_lines else read_values(stream, source, key_separator)
             _print_produced(produce_records(settings, name, records), as_json=as_json)
 
 
@@ -155,7 +155,7 @@ def sql(
 
     For a look at a table where psql is not installed.
     """
-    pair = None if database_url else running_pair.find()
+    pair = None if database_url else find_pair()
     url = database_url or (pair and pair.database_url)
     if not url:
         raise ConfigError(
@@ -197,7 +197,7 @@ def _settings(brokers: KafkaOptions) -> dict[str, str]:
     settings = brokers.settings()
     if names_brokers(settings):
         return settings
-    if brokers.kafka_config is None and (pair := running_pair.find()) is not None:
+    if brokers.kafka_config is None and (pair := find_pair()) is not None:
         return kafka_settings(brokers.kafka, Path(pair.kafka_config))
     raise ConfigError(
         f"no brokers are named and `seekpoint dev` does not run: {_START}, or give "

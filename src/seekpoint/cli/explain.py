@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Engine
 
-from seekpoint.cli.option_groups import command
-from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, one_off_engine
+from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, command, one_off_engine
 from seekpoint.cli.output import answer
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Sink

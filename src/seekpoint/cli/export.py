@@ -11,10 +11,9 @@ import typer
 
 from seekpoint.cli import spark_session
 from seekpoint.cli.job_options import Job, terminable
-from seekpoint.cli.option_groups import ServerOptions, SparkOptions, command
-from seekpoint.cli.options import Actor, AsJson
+from seekpoint.cli.options import Actor, AsJson, ServerOptions, SparkOptions, command
 from seekpoint.cli.output import answer, numbered
-from seekpoint.cli.progress import Shown
+from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.export import Archive, Export, Exported
 from seekpoint.jobs.export.export import RANGE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL
 
 from seekpoint.cli.job_options import Job
-from seekpoint.cli.option_groups import SparkOptions
+from seekpoint.cli.options import SparkOptions
 from seekpoint.errors import ConfigError
+from seekpoint.testing.servers.process import ServerFailed
+from seekpoint.testing.servers.spark import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,17 +128,6 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _java_home(folder: Path) -> Path:
-    """Where Spark finds its Java: with the extra ``dev`` that one will do, too."""
-    try:
-        from seekpoint.testing.servers.process import ServerFailed  # noqa: PLC0415 -- the extra `dev` may be missing
-        from seekpoint.testing.servers.spark import java_home  # noqa: PLC0415
-    except ModuleNotFoundError:
-        home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
-        if home:
-            return Path(home)
-        if on_path:
-            return Path(on_path).resolve().parent.parent
-        raise ConfigError(_NO_JAVA) from None
     try:
         return java_home(folder)
     except ServerFailed:

@@ -10,10 +10,9 @@ import typer
 
 from seekpoint.cli.errors import FAILED, plain
 from seekpoint.cli.job_options import ArchiveRoot, Targets, terminable
-from seekpoint.cli.option_groups import ReadOptions, ServerOptions, command
-from seekpoint.cli.options import AsJson
+from seekpoint.cli.options import AsJson, ReadOptions, ServerOptions, command
 from seekpoint.cli.output import answer, print_table
-from seekpoint.cli.progress import Shown
+from seekpoint.cli.progress_bar import Shown
 from seekpoint.cli.reload import reload_of
 from seekpoint.jobs.reload import Difference, Report, Sample
 

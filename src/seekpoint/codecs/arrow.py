@@ -5,7 +5,7 @@ Needs the extra: ``arrow``. Like every codec it loads nothing before its first r
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from seekpoint.errors import ConfigError, needs_extra
 
@@ -45,3 +45,32 @@ class Arrow:
 
     def __repr__(self) -> str:
         return "Arrow()" if self.schema is None else f"Arrow({', '.join(self.schema.names)})"
+
+
+PROTOCOLS = ("__arrow_c_stream__", "__arrow_c_array__")  # what every library that has Arrow's tables gives them by
+
+
+def is_table(kind: type) -> bool:
+    """Whether values of this type are whole tables."""
+    return any(hasattr(kind, name) for name in PROTOCOLS)
+
+
+def as_table(given: Any) -> Any:
+    """The value as pyarrow's table; raises what pyarrow raises for an array that is no table."""
+    pa = required()
+    return given if isinstance(given, pa.Table) else pa.table(given)
+
+
+def required() -> Any:
+    """The module pyarrow. Raises ConfigError where it is not installed."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415 -- a declaration does without
+    except ImportError as error:
+        raise needs_extra("columns need pyarrow", "arrow", error) from error
+    return pa
+
+
+class Whole(NamedTuple):
+    """What stands for a row where a record is a whole table of Arrow's."""
+
+    table: Any

@@ -1,6 +1,6 @@
 """The test kit: records made by hand, and the real unit of work without a broker.
 
-``pytest_plugins = ["seekpoint.testing.pytest"]`` adds real servers as fixtures. There is no fake ledger: the
+``pytest_plugins = ["seekpoint.testing.pytest_plugin"]`` adds real servers as fixtures. There is no fake ledger: the
 fence is always real SQL.
 """
 

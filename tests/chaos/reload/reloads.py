@@ -11,7 +11,7 @@ if __name__ == "__main__":  # run by path: the packages are in the folder above
 
 from chaos.reload.reload_chaos import STAGERS
 from chaos.reload.report import run
-from seekpoint.testing.servers.kafka_and_postgres import start_pair
+from seekpoint.testing.servers.pair import start_pair
 
 
 def main() -> None:

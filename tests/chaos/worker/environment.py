@@ -22,7 +22,7 @@ from chaos.worker.schedule import WORKERS, PoolPlan
 from chaos.worker.worker_pool import BROKER, Standbys, WorkerPool
 from seekpoint import schema
 from seekpoint.testing.child_process import NotReached
-from seekpoint.testing.servers.kafka_and_postgres import start_pair
+from seekpoint.testing.servers.pair import start_pair
 
 PARTITIONS = 6
 # The log writer sleeps as long as it may: a crash without synchronous commit shall lose something.

@@ -32,7 +32,7 @@ WHERE pubname = 'everything' AND schemaname ~ '^seekpoint_(reload|unlogged|batch
 @pytest.fixture
 def seekpoint_dsn(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Iterator[str]:
     """A database of the test's own: the publication has every table of it."""
-    from seekpoint.testing.pytest import _address
+    from seekpoint.testing.pytest_plugin import _address
 
     shared, made = make_url(_address(pytestconfig, "postgres")), f"published_{secrets.token_hex(6)}"
     server = create_engine(shared, isolation_level="AUTOCOMMIT")

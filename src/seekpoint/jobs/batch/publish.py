@@ -29,8 +29,8 @@ from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Target
-from seekpoint.sinks.upsert.statements import Statements
 from seekpoint.sinks.upsert.upsert import Upsert
+from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 
 def publish(driver: Driver, source: PipelineSource, claims: Claims, tries: int = TRIES) -> None:
@@ -92,7 +92,7 @@ def _write(tx: Step, staging: Staging, source: PipelineSource) -> None:
             staged.insert(target, target.path)
 
 
-class _FromFolded(Statements):
+class _FromFolded(UpsertSql):
     """An Upsert's own statements, with the table of the newest rows in the place of the session's stage."""
 
     def __init__(self, target: Target, layout: Layout, folded: Path) -> None:

@@ -15,8 +15,7 @@ from seekpoint.jobs.export.applied import applied
 from seekpoint.jobs.export.archive import Archive, manifest_of
 from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes
 from seekpoint.kafka.range_checks import RangeChecks
-from seekpoint.kafka.range_plan import check
-from seekpoint.kafka.ranges import Range
+from seekpoint.kafka.ranges import Range, check_ranges
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.positions import Position
 from seekpoint.postgres.engine import postgres_engine
@@ -130,7 +129,7 @@ class Export:
         behind = [at for at in positions if _left(at, chains[at.partition])]
         starts = self._log_starts(behind)
         ranges = [range_ for at in behind for range_ in self._of(at, chains[at.partition], starts[at.partition])]
-        check(self.kafka, ranges)
+        check_ranges(self.kafka, ranges)
         return [part for each in ranges for part in each.cut(self._range_records)]
 
     def _log_starts(self, behind: Sequence[Position]) -> dict[Partition, int]:

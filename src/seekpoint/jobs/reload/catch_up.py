@@ -19,7 +19,7 @@ from seekpoint.jobs.tables.sql_templates import rows
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, remembered_columns
 from seekpoint.jobs.tables.table_copies import owned_columns
 from seekpoint.jobs.tables.targets import PipelineSource, Target, aimed, aimed_pipeline, targets
-from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
+from seekpoint.kafka.ranges import IDLE, Piece, Range, RangeFollower
 from seekpoint.ledger.dead_letters import dead_letter_of
 from seekpoint.ledger.sql.dead_letters import GET_DEAD_LETTER
 from seekpoint.ledger.tables import dead_letter
@@ -37,7 +37,7 @@ class CatchUp:
     def __init__(self, driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, Any]) -> None:
         self._driver, self._kafka = driver, kafka
         self._sources = {source.group: source for source in sources}
-        self._followers: dict[str, Follower] = {}
+        self._followers: dict[str, RangeFollower] = {}
         with driver.step("staged", "indexed", "catching_up", "compared") as tx:
             self._staging = Staging(tx.run.staging_schema)
             self.targets = targets(tx.connection, sources)
@@ -193,7 +193,7 @@ class CatchUp:
         )
         return {(topic, bytes(key)): offset for topic, key, offset in found}
 
-    def _follower(self, group: str, mine: Mapping[Partition, StagedPosition], ids: Mapping[str, UUID]) -> Follower:
+    def _follower(self, group: str, mine: Mapping[Partition, StagedPosition], ids: Mapping[str, UUID]) -> RangeFollower:
         """The open consumer of a group; a new one where its partitions have changed, or after an error."""
         wanted = {at: p.next_offset for at, p in mine.items()}
         follower = self._followers.get(group)
@@ -204,7 +204,7 @@ class CatchUp:
             return follower
         if follower is not None:
             follower.close()
-        self._followers[group] = follower = Follower(self._kafka, ids, wanted)
+        self._followers[group] = follower = RangeFollower(self._kafka, ids, wanted)
         return follower
 
     def _replayed(self, tx: Step, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:

@@ -26,8 +26,7 @@ from seekpoint.jobs.tables.frame_targets import Frame, resolve_frames
 from seekpoint.jobs.tables.sql_templates import Statements, names
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, targets
-from seekpoint.kafka.range_plan import check
-from seekpoint.kafka.ranges import Range
+from seekpoint.kafka.ranges import Range, check_ranges
 from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_data_error
@@ -85,7 +84,7 @@ class _Work:
         ranges = [Range(at.partition, at.topic_id, at.first_offset, at.end_offset) for at in mine]
         spec = self._driver.run.archive
         if spec is None:
-            check(resolved(self._kafka), ranges)
+            check_ranges(resolved(self._kafka), ranges)
         archive = None if spec is None else {**self._url, "spec": spec}
         frame = frame_of(self._spark, self._kafka, ranges, archive=archive)
         out, lost = self._staging.left_out.c, self._staging.lost

@@ -14,8 +14,7 @@ from sqlalchemy import URL, Engine
 from seekpoint.errors import ConfigError, required
 from seekpoint.jobs.export.applied import applied
 from seekpoint.jobs.spark.settings import carried_range, portable, require_no_secret, resolved
-from seekpoint.kafka.range_plan import SMALLEST, check, split
-from seekpoint.kafka.ranges import Range
+from seekpoint.kafka.ranges import SMALLEST, Range, check_ranges, split_ranges
 from seekpoint.ledger import Ledger
 from seekpoint.records import Partition
 
@@ -53,7 +52,7 @@ def read(
     require_no_secret(spark, None, carried)
     require_this_python(spark)
     ranges = stored_ranges(ledger, group, topics, start=start, end=end)
-    check(resolved(carried), ranges)
+    check_ranges(resolved(carried), ranges)
     return frame_of(spark, carried, ranges, smallest=smallest)
 
 
@@ -69,7 +68,7 @@ def frame_of(
 
     ``archive``: the archive's spec and the ledger's ``url``, portable as well, where the log has lost some of it.
     """
-    tasks = [[carried_range(range_) for range_ in task] for task in split(ranges, smallest=smallest)]
+    tasks = [[carried_range(range_) for range_ in task] for task in split_ranges(ranges, smallest=smallest)]
     with required("Spark needs pyspark", "spark"):
         from seekpoint.jobs.spark.read_source import Source  # noqa: PLC0415 -- pyspark, which planning does without
     return Source.frame(spark, {"kafka": carried, "tasks": tasks, "archive": archive})

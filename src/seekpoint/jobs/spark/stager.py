@@ -26,7 +26,7 @@ from seekpoint.jobs.staging.stage import Staged, Task, all_staged
 from seekpoint.jobs.staging.task_errors import endings
 from seekpoint.jobs.tables.frame_targets import Frame
 from seekpoint.jobs.tables.targets import PipelineSource
-from seekpoint.kafka.range_plan import MOST_TASKS, SMALLEST
+from seekpoint.kafka.ranges import MOST_TASKS, SMALLEST
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import postgres_engine
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from seekpoint.codecs.arrow_protocol import as_table, is_table
+from seekpoint.codecs.arrow import as_table, is_table
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.arrow.types import BY_VALUES, Kind, fields_in, fields_of, part
 from seekpoint.records import AnyRecord

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from seekpoint.codecs.arrow_protocol import Whole, as_table, is_table, required
+from seekpoint.codecs.arrow import Whole, as_table, is_table, required
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
 from seekpoint.records import Record

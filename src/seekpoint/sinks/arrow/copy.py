@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection
 
-from seekpoint.codecs.arrow_protocol import Whole
+from seekpoint.codecs.arrow import Whole
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.sinks.arrow.text import is_json, joined, lines

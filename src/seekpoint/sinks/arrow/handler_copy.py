@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from seekpoint.codecs.arrow_protocol import as_table
+from seekpoint.codecs.arrow import as_table
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import RowRefused
 

@@ -12,7 +12,7 @@ from seekpoint.sinks.catalog import Layout, survey
 from seekpoint.sinks.check import explained, plan
 from seekpoint.sinks.dedupe import Target
 from seekpoint.sinks.target_table import target_path
-from seekpoint.sinks.upsert.statements import Statements
+from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 
 def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
@@ -20,7 +20,7 @@ def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
     with explained(target.name), target_path(tx, target.path) as at:
         target = replace(target, path=at)
         layout, _ = survey(tx, target)
-        statements = Statements(target, layout)
+        statements = UpsertSql(target, layout)
         if target.columns is not None:
             _explain(tx, statements.insert, len(target.columns), statements)
         if deletes:
@@ -28,6 +28,6 @@ def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
     return layout
 
 
-def _explain(tx: Connection, statement: sql.Composed, arrays: int, statements: Statements) -> None:
+def _explain(tx: Connection, statement: sql.Composed, arrays: int, statements: UpsertSql) -> None:
     nothing: list[Any] = [[] for _ in range(arrays)]
     plan(tx, sql.SQL("EXPLAIN ") + statement, [*nothing, *statements.gate])

@@ -12,7 +12,7 @@ from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.sinks.catalog import DELETED, LINE, Stage, build
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted, Offsets
-from seekpoint.sinks.upsert.statements import Statements
+from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 _BEHIND = 1 << 62  # given lines come after those that the stage counted itself
 
@@ -26,7 +26,7 @@ class TempTable:
     they have other columns.
     """
 
-    def __init__(self, tx: Connection, statements: Statements, stage: Stage, execute: Execute) -> None:
+    def __init__(self, tx: Connection, statements: UpsertSql, stage: Stage, execute: Execute) -> None:
         target, layout = statements.target, statements.layout
         self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
         self._columns, self._depths = target.columns or target.deletes, layout.json

@@ -17,16 +17,16 @@ from seekpoint.sinks.catalog import Stage, survey
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
 from seekpoint.sinks.dedupe import Deleted, Target, dedupe
 from seekpoint.sinks.upsert.direct_copy import DirectCopy
-from seekpoint.sinks.upsert.statements import Statements
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy, Wrote
 from seekpoint.sinks.upsert.temp_table import TempTable
+from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 
 @dataclass(slots=True)
 class CachedLayout:
     """A table's statements, kept from one transaction to the next; they notice it where the table was altered."""
 
-    statements: Statements | None = None
+    statements: UpsertSql | None = None
 
 
 class _Altered(Exception):  # noqa: N818 -- control: nothing was written, the rows are run again
@@ -104,7 +104,7 @@ class UpsertWriter:
             staged.write(rows)
         return staged
 
-    def _staged(self, statements: Statements) -> TempTable:
+    def _staged(self, statements: UpsertSql) -> TempTable:
         assert self._stage is not None
         return TempTable(self._tx, statements, self._stage, self._execute)
 
@@ -136,12 +136,12 @@ class UpsertWriter:
             )
         )
 
-    def _ask(self) -> Statements:
+    def _ask(self) -> UpsertSql:
         """The statements for the table as it is now."""
         layout, self._stage = survey(self._tx, self._target)
         known = self._known.statements
         if known is None or (known.target, known.layout) != (self._target, layout):
-            known = self._known.statements = Statements(self._target, layout)
+            known = self._known.statements = UpsertSql(self._target, layout)
         return known
 
     # -- few rows, in one statement ---------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class UpsertWriter:
         assert self._target.columns is not None
         return self._target.columns
 
-    def _unnest(self, which: str, statements: Statements, rows: Sequence[Row], lines: Sequence[int]) -> int:
+    def _unnest(self, which: str, statements: UpsertSql, rows: Sequence[Row], lines: Sequence[int]) -> int:
         with writing_cursor(self._driver) as cursor:
             columns = self._columns() if which == "insert" else self._target.deletes
             texts = Texts(cursor, columns, statements.layout.json)

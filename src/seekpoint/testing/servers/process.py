@@ -17,13 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seekpoint.errors import ConfigError, install
 from seekpoint.testing.servers import reaper
-
-if TYPE_CHECKING:
-    from seekpoint.testing.servers.process_tree import ProcessTree
 
 
 class ServerFailed(ConfigError):  # noqa: N818 -- named after what happened, like the rest of the tree
@@ -145,7 +142,7 @@ class Child:
         env: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
-        self._tree_of = _process_trees()
+        _load_psutil()  # before the server starts: at exit, where it is killed, it is late to import anything
         self._command, self._folder = list(command), folder
         self._user, self._env, self._stop_signal = user, env, stop_signal
         self._process: subprocess.Popen[bytes] | None = None
@@ -195,7 +192,7 @@ class Child:
         """SIGKILL the server and its children, and wait until the last of them is gone."""
         if self._process is None:
             return
-        frozen, tree = self._frozen, self._tree_of(self.pid) if self.running else self._frozen
+        frozen, tree = self._frozen, ProcessTree(self.pid) if self.running else self._frozen
         if tree is not None:
             tree.kill()
         self._process.wait()
@@ -211,7 +208,7 @@ class Child:
         """SIGSTOP the server and its children: connections stay open and get no answer."""
         # The server first: it can start no further child then.
         os.kill(self.pid, signal.SIGSTOP)
-        self._frozen = self._tree_of(self.pid)
+        self._frozen = ProcessTree(self.pid)
         self._frozen.suspend()
         for pid in self._frozen.pids:
             _reaper.tell(f"+pid {pid}")  # a stopped child does not notice that its server was killed
@@ -241,13 +238,51 @@ class Child:
         _reaper.tell(f"-pid {pid}")
 
 
-def _process_trees() -> type[ProcessTree]:
-    """Loaded before the server starts: a server is killed at exit, too, when it is late to import anything."""
+class ProcessTree:
+    """A process and all its children at the time when this is made; empty where the process has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self._members: list[Any] = []
+        self._psutil = _load_psutil()
+        with contextlib.suppress(self._psutil.NoSuchProcess):
+            root = self._psutil.Process(pid)
+            self._members = [root, *root.children(recursive=True)]
+
+    @property
+    def pids(self) -> list[int]:
+        return [member.pid for member in self._members]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether one of them runs; a zombie, which holds neither memory nor ports, does not."""
+        for member in self._members:
+            with contextlib.suppress(self._psutil.NoSuchProcess):
+                if member.status() != self._psutil.STATUS_ZOMBIE:
+                    return True
+        return False
+
+    def kill(self) -> None:
+        self._call("kill", self._members)
+
+    def suspend(self) -> None:
+        self._call("suspend", self._members)
+
+    def resume(self) -> None:
+        """Resume the children before their parent."""
+        self._call("resume", self._members[::-1])
+
+    def _call(self, method: str, members: Sequence[Any]) -> None:
+        for member in members:
+            with contextlib.suppress(self._psutil.NoSuchProcess):
+                getattr(member, method)()
+
+
+def _load_psutil() -> Any:
     try:
-        from seekpoint.testing.servers.process_tree import ProcessTree  # noqa: PLC0415 -- psutil, of an extra
+        import psutil  # noqa: PLC0415 -- of an extra
     except ModuleNotFoundError as error:
         raise PackageMissing(f"a throwaway server needs psutil: {install('dev')} ({error})") from error
-    return ProcessTree
+    return psutil
 
 
 def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.cimpl import NewTopic
 
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka.config import admin_config
 from seekpoint.kafka.identity import Identity
-from seekpoint.testing.servers.record_lines import Outgoing
 
 TIMEOUT = 10.0  # seconds: for an answer of the brokers, and until a record is delivered
 _WRONG = {
@@ -172,3 +172,66 @@ def _connected(settings: Mapping[str, Any]) -> Identity:
 def address(settings: Mapping[str, Any]) -> str:
     """The brokers as they were named."""
     return str(settings.get("bootstrap.servers") or settings.get("metadata.broker.list"))
+
+
+_EXAMPLE = '{"key": "ada", "value": {"id": 1}, "headers": {"source": "web"}}'
+
+
+class Outgoing(NamedTuple):
+    """A record to produce, and the number of its line (from 1)."""
+
+    line: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+class _Object(msgspec.Struct, forbid_unknown_fields=True):
+    value: msgspec.Raw
+    key: msgspec.Raw = msgspec.Raw(b"null")
+    headers: dict[str, str | None] = {}
+
+
+def read_values(lines: Iterable[bytes], source: str, separator: str | None = None) -> Iterator[Outgoing]:
+    """Each line is a value or, with a separator, a key and a value. Raises ConfigError for a line without it."""
+
+    def parse(number: int, line: bytes) -> Outgoing:
+        if separator is None:
+            return Outgoing(number, None, line, [])
+        key, found, value = line.partition(separator.encode())
+        if not found:
+            raise ConfigError(f"{source}, line {number}: there is no {separator!r} between a key and a value")
+        return Outgoing(number, key, value, [])
+
+    yield from _numbered(lines, parse)
+
+
+def read_objects(lines: Iterable[bytes], source: str) -> Iterator[Outgoing]:
+    """Each line is a JSON object with ``value``, and ``key`` and ``headers`` where they are wanted.
+
+    A key or value that is a JSON string is sent as its text, null as no key or no value (a tombstone), anything else as
+    the JSON that the line has. Raises ConfigError for a line that is no such object.
+    """
+
+    def parse(number: int, line: bytes) -> Outgoing:
+        try:
+            found = msgspec.json.decode(line, type=_Object)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}, line {number}: {error}; expected {_EXAMPLE}") from None
+        headers = [(name, None if text is None else text.encode()) for name, text in found.headers.items()]
+        return Outgoing(number, _content(found.key), _content(found.value), headers)
+
+    yield from _numbered(lines, parse)
+
+
+def _numbered(lines: Iterable[bytes], parse: Callable[[int, bytes], Outgoing]) -> Iterator[Outgoing]:
+    for number, line in enumerate(lines, 1):
+        if text := line.rstrip(b"\r\n"):
+            yield parse(number, text)
+
+
+def _content(raw: msgspec.Raw) -> bytes | None:
+    json = bytes(raw)
+    if json == b"null":
+        return None
+    return msgspec.json.decode(json, type=str).encode() if json.startswith(b'"') else json

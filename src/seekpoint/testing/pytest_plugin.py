@@ -1,4 +1,4 @@
-"""A pytest plugin that lends real servers to tests: ``pytest_plugins = ["seekpoint.testing.pytest"]``.
+"""A pytest plugin that lends real servers to tests: ``pytest_plugins = ["seekpoint.testing.pytest_plugin"]``.
 
 - ``seekpoint_dsn``: the URL of a Postgres, for SQLAlchemy (``postgresql+psycopg://…``).
 - ``seekpoint_broker``: the ``bootstrap.servers`` of a Kafka broker.

@@ -14,7 +14,7 @@ _STORED, _NEW = sql.Identifier("stored"), sql.Identifier("new")  # aliases
 Composable = sql.Composable
 
 
-class Statements:
+class UpsertSql:
     """For rows given as arrays of text (``unnest``) and for rows in the stage."""
 
     def __init__(self, target: Target, layout: Layout) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from seekpoint.cli.errors import masked, plain
 from seekpoint.cli.output import cut, field, moment, numbered, print_table
-from seekpoint.cli.progress import lasting
+from seekpoint.cli.progress_bar import lasting
 from seekpoint.jobs.manage_runs.progress import PartitionProgress, RunProgress
 from seekpoint.jobs.reload import Report, Run
 

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from seekpoint.cli import progress
-from seekpoint.cli.progress import Shown, lasting, told
+from seekpoint.cli import progress_bar as progress
+from seekpoint.cli.progress_bar import Shown, lasting, told
 
 
 class Clock:

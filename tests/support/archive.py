@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from sqlalchemy import Engine, text
 
 from seekpoint import Ledger, Partition
-from seekpoint.jobs.export import Archive, ChainedReader, Export
+from seekpoint.jobs.export import Archive, ArchivedReader, Export
 from seekpoint.jobs.export.manifest import transaction
 from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
 from seekpoint.records import RawRecord
@@ -50,8 +50,8 @@ class Vault:
         return Archive(self.folder / "archive", self.engine, schema=self.schema)
 
     @property
-    def chained(self) -> ChainedReader:
-        return ChainedReader(self.kafka, self.archive)
+    def chained(self) -> ArchivedReader:
+        return ArchivedReader(self.kafka, self.archive)
 
     def filled(self, values: int | Sequence[Any], applied: int | None = None) -> str:
         """A topic of one partition with these values (or "0", "1", ...), the first of which the group has applied."""

@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from seekpoint.jobs.export import Archive, Export, Written, delta, files, manifest
-from seekpoint.jobs.export import writer as writing
 from seekpoint.kafka.ranges import Piece
 from support.archive import Vault
 from support.processes import JobProcess, stand
@@ -39,7 +38,7 @@ def stand_in_a_file() -> None:
         return written(storage, file, range_, some())
 
     setattr(files, "ROWS", 5)  # noqa: B010 -- a constant
-    setattr(writing, "write", cut)  # noqa: B010 -- of another module
+    setattr(files, "write", cut)  # noqa: B010 -- of another module
 
 
 def stand_before(of: type, name: str, nth: int = 0) -> None:
@@ -64,7 +63,7 @@ def stand_behind(of: type, name: str) -> None:
 
 
 PLACED: dict[str, Callable[[], None]] = {
-    "planned": lambda: stand_before(writing.LocalWriter, "write"),
+    "planned": lambda: stand_before(files.LocalWriter, "write"),
     "in a file": stand_in_a_file,
     "a file": lambda: stand_before(Export, "_commit"),
     "its row": lambda: stand_behind(manifest.Tx, "add"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seekpoint.errors import RangeLost, TopicRecreated
-from seekpoint.jobs.export import ChainedReader
+from seekpoint.jobs.export import ArchivedReader
 from seekpoint.kafka.ranges import read_range
 from support.archive import Vault, records
 from support.log_changes import LARGE
@@ -34,7 +34,7 @@ def test_what_neither_has_is_said(vault: Vault, name: str) -> None:
         records(vault.chained.read(vault.range(name, 0, 100)))
     assert len(records(vault.chained.read(vault.range(name, 90, 100)))) == 10
     with pytest.raises(RangeLost, match="retention has passed it"):
-        records(ChainedReader(vault.kafka).read(vault.range(name, 0, 100)))
+        records(ArchivedReader(vault.kafka).read(vault.range(name, 0, 100)))
 
 
 def test_retention_passes_while_it_is_read(vault: Vault) -> None:

@@ -17,8 +17,8 @@ from sqlalchemy.exc import OperationalError
 from seekpoint import schema
 from seekpoint.errors import RangeLost
 from seekpoint.jobs.export import Archive, Export, Written
+from seekpoint.jobs.export.files import LocalWriter
 from seekpoint.jobs.export.manifest import transaction
-from seekpoint.jobs.export.writer import LocalWriter
 from seekpoint.kafka.ranges import Range
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.archive import Vault

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 from jobs.spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
 from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, TopicRecreated
 from seekpoint.jobs.reload import Driver, Reload
-from seekpoint.jobs.spark.task_errors import TaskEnded, ending_of
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.stage import Task, begin_staging
+from seekpoint.jobs.staging.task_errors import TaskEnded, ending_of
 from seekpoint.records import Partition
 from seekpoint.spark import REDACTED, Env, SparkStager
 from support.log_changes import trim

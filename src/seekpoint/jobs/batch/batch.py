@@ -45,7 +45,7 @@ from seekpoint.postgres.sqlstates import connection_lost, is_data_error
 from seekpoint.records import one_line
 from seekpoint.worker.import_by_name import load_pipeline
 
-ENDS = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over
+ENDS_RUN = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over
 ROUNDS = 3  # of staging; what is missing then is not to be had
 
 
@@ -237,7 +237,7 @@ class BatchJob:
                 )
             return refused
 
-        with driver.ending(ENDS, refusal):
+        with driver.ending(ENDS_RUN, refusal):
             yield
 
 

@@ -1,8 +1,8 @@
 """Export: the log up to the stored offsets as files, whose manifest is a row in the ledger; and reading them back."""
 
 from seekpoint.jobs.export.archive import Archive
-from seekpoint.jobs.export.archived_reader import ChainedReader, chained
+from seekpoint.jobs.export.archived_reader import ArchivedReader
 from seekpoint.jobs.export.export import Export, Exported
 from seekpoint.jobs.export.manifest import Entry, Written
 
-__all__ = ["Archive", "ChainedReader", "Entry", "Export", "Exported", "Written", "chained"]
+__all__ = ["Archive", "ArchivedReader", "Entry", "Export", "Exported", "Written"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import Engine
 
@@ -15,12 +15,7 @@ from seekpoint.kafka.ranges import Piece, Range, read_range
 from seekpoint.records import offsets_of
 
 
-def chained(kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> ChainedReader:
-    """The reader of a run with this archive, as :meth:`Archive.spec` describes it; None: the run has none."""
-    return ChainedReader(kafka, None if archive is None else Archive.of(archive, engine))
-
-
-class ChainedReader:
+class ArchivedReader:
     """Reads ranges of a log whose beginning is in ``archive``; without one, of the log alone.
 
     What both have is read from the log. ``kafka`` is the workers' own configuration. Making one does no I/O.
@@ -28,6 +23,11 @@ class ChainedReader:
 
     def __init__(self, kafka: Mapping[str, Any], archive: Archive | None = None) -> None:
         self._kafka, self._archive = kafka, archive
+
+    @classmethod
+    def of(cls, kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> Self:
+        """The reader of a run with this archive, as :meth:`Archive.spec` describes it; None: the run has none."""
+        return cls(kafka, None if archive is None else Archive.of(archive, engine))
 
     def read(self, range_: Range) -> Iterator[Piece]:
         """Every record of the range, in pieces; they count once the iteration has ended without an error.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Engine
@@ -20,9 +20,6 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.positions import Position
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import Partition, storable
-
-if TYPE_CHECKING:
-    from seekpoint.jobs.export.writer import Writer
 
 RANGE = 1_000_000  # offsets of one file
 FORMATS = ("parquet", "delta")
@@ -39,6 +36,13 @@ class Exported:
     records: int
     bytes: int
     offsets: Mapping[Partition, int]
+
+
+class Writer(Protocol):
+    """Writes ranges of the log as files below a root; ``run``, the export's id, is part of their names."""
+
+    def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterable[Written]:
+        """Write each of them, in whatever order; what was written, as it is done. Raises what reading them raises."""
 
 
 class Export:
@@ -105,7 +109,7 @@ class Export:
 
     def _write(self, ranges: Sequence[Range]) -> Iterable[Written]:
         if self._writer is None:
-            from seekpoint.jobs.export.writer import LocalWriter  # noqa: PLC0415 -- pyarrow
+            from seekpoint.jobs.export.files import LocalWriter  # noqa: PLC0415 -- pyarrow
 
             self._writer = LocalWriter(self.kafka)
         return self._writer.write(self.archive.root, self._run, ranges)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +17,7 @@ from seekpoint.jobs.export.manifest import Entry, Written
 from seekpoint.jobs.export.record_batches import record_batches
 from seekpoint.jobs.export.storage import HashingStream, Storage
 from seekpoint.kafka.client import Unreadable
-from seekpoint.kafka.ranges import CHUNK, Piece, Range
+from seekpoint.kafka.ranges import CHUNK, Piece, Range, read_range
 from seekpoint.records import Partition, RawRecord, Record
 
 ROWS = 50_000  # of a row group
@@ -37,6 +37,27 @@ SCHEMA = pa.schema(
         pa.field("headers", pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
     ]
 )
+
+
+class LocalWriter:
+    """Writes each range here, in turn."""
+
+    def __init__(self, kafka: Mapping[str, Any]) -> None:
+        self._kafka = kafka
+
+    def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
+        """Write them in the order given."""
+        storage = Storage(root)
+        for range_ in ranges:
+            yield write_range(self._kafka, storage, run, range_)
+
+
+def write_range(kafka: Mapping[str, Any], storage: Storage, run: UUID, range_: Range) -> Written:
+    """Write the range's records to a file of its own; none, if there are none.
+
+    Raises what ``kafka.ranges.read_range`` raises, and then leaves no file.
+    """
+    return write(storage, file_name(range_, run, uuid4()), range_, read_range(kafka, range_))
 
 
 def write(storage: Storage, file: str, range_: Range, pieces: Iterable[Piece]) -> Written:

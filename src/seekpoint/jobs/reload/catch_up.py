@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Row, delete
 
-from seekpoint.jobs.export import chained
+from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.extend_snapshot import Key, add_positions, key_of, require_unmoved
 from seekpoint.jobs.staging.savepoints import Parts, all_of
@@ -130,7 +130,7 @@ class CatchUp:
         """Apply ranges before the snapshot offset, one partition after the other."""
         pipeline = self._pipelines[group]
         parts = Parts(tx.connection, pipeline, held=self._held(tx, group))
-        reader = chained(self._kafka, tx.run.archive, self._driver.engine)
+        reader = ArchivedReader.of(self._kafka, tx.run.archive, self._driver.engine)
         for at, end in sorted(ends.items()):
             range_ = Range(at, mine[at].topic_id, mine[at].next_offset, end)
             left_out = left_out_of(tx.connection, self._staging, group, range_)

@@ -41,7 +41,7 @@ from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line
 
 SMALL = 2_000  # records of a catch-up pass; after one of at most so many the cut-over may take its locks
-ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # would recur under another driver
+ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # would recur under another driver
 
 Told = Callable[[Report], object]
 
@@ -315,7 +315,7 @@ class Reload:
         the run stays open.
         """
         self._require_its_versions(driver.run)
-        with driver.ending(ENDS, _refusal):
+        with driver.ending(ENDS_RUN, _refusal):
             yield
 
 

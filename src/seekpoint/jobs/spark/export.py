@@ -11,7 +11,7 @@ from seekpoint.jobs.export import Archive, Export, Exported, Written
 from seekpoint.jobs.export.export import RANGE, Progress
 from seekpoint.jobs.spark.read import context_of, require_this_python
 from seekpoint.jobs.spark.settings import carried_range, portable, range_of, require_no_secret, resolved
-from seekpoint.jobs.spark.task_errors import ending_of
+from seekpoint.jobs.staging.task_errors import ending_of
 from seekpoint.kafka.ranges import Range
 
 if TYPE_CHECKING:

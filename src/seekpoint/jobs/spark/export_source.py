@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
+from seekpoint.jobs.export.files import write_range
 from seekpoint.jobs.export.storage import Storage
-from seekpoint.jobs.export.writer import write_range
 from seekpoint.jobs.spark.settings import range_of, resolved
 from seekpoint.jobs.spark.task_source import MessageSource, Plan
 

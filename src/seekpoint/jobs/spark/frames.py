@@ -20,7 +20,7 @@ from seekpoint.errors import ConfigError, Poison, ReloadOver, ReloadRefused, nee
 from seekpoint.jobs.run.run import Driver, StagedPosition, Tx, transaction
 from seekpoint.jobs.spark.read import frame_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, resolved
-from seekpoint.jobs.spark.task_errors import ENDS, TaskEnded, ending_of
+from seekpoint.jobs.staging.task_errors import ENDS_STAGING, TaskEnded, ending_of
 from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.frame_targets import Frame, resolve_frames
 from seekpoint.jobs.tables.sql_templates import Statements, names
@@ -153,7 +153,7 @@ class Part:
                         rows_ += copy_into(tx.connection, path, batch)
                 if rows_:
                     self._require_wanted(tx)
-        except ENDS as error:
+        except ENDS_STAGING as error:
             raise TaskEnded(error) from error
         except Exception as error:
             if not (isinstance(error, Poison) or is_data_error(error)):

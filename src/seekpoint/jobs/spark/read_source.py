@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructType, TimestampType
 
-from seekpoint.jobs.export import ChainedReader, chained, files
+from seekpoint.jobs.export import ArchivedReader, files
 from seekpoint.jobs.export.record_batches import record_batches
 from seekpoint.jobs.spark.settings import range_of, resolved
 from seekpoint.jobs.spark.task_source import Plan, TaskSource
@@ -50,7 +50,7 @@ class Source(TaskSource):
         kafka, archive = resolved(plan["kafka"]), plan["archive"]
         engine = None if archive is None else postgres_engine(resolved(archive)["url"])
         try:
-            reader = ChainedReader(kafka) if engine is None else chained(kafka, archive["spec"], engine)
+            reader = ArchivedReader(kafka) if engine is None else ArchivedReader.of(kafka, archive["spec"], engine)
             for range_ in map(range_of, task):
                 yield from record_batches(reader.read(range_), ARROW, ROWS)
         finally:

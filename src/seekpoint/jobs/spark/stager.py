@@ -21,9 +21,8 @@ from seekpoint.errors import ConfigError, SeekpointError, required
 from seekpoint.jobs.run.run import Driver, Run, transaction
 from seekpoint.jobs.spark.read import context_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
-from seekpoint.jobs.spark.task_errors import ending_of
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged
-from seekpoint.jobs.staging.task_errors import endings
+from seekpoint.jobs.staging.task_errors import ending_of, endings
 from seekpoint.jobs.tables.frame_targets import Frame
 from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.ranges import MOST_TASKS, SMALLEST

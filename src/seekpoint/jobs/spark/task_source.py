@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StringType, StructType
 
-from seekpoint.jobs.staging.task_errors import ENDS, error_as_text, error_of
+from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of
 
 Plan = Mapping[str, Any]  # JSON, as the driver wrote it
 
@@ -77,7 +77,7 @@ class MessageSource(TaskSource):
         try:
             for message in cls.messages(plan, task):
                 yield json.dumps(message), None
-        except ENDS as error:
+        except ENDS_STAGING as error:
             yield None, error_as_text(error)
 
 

@@ -10,7 +10,7 @@ from psycopg import sql as ident
 from sqlalchemy import Engine
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.export import chained
+from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run.run import StagedPosition, Step, Tx
 from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
@@ -162,7 +162,7 @@ class Rejects:
         }
 
     def _read(self, tx: Step, range_: Range) -> Iterator[RawRecord]:
-        reader = chained(self._kafka, tx.run.archive, self._engine)
+        reader = ArchivedReader.of(self._kafka, tx.run.archive, self._engine)
         return (record for piece in reader.read(range_) for record in piece)
 
     def _read_one(self, tx: Step, at: StagedPosition, offset: int) -> RawRecord:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.staging.stage import Staged, Task, stage_range
-from seekpoint.jobs.staging.task_errors import ENDS, error_as_text, error_of
+from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import one_line
 from seekpoint.worker.import_by_name import load_pipeline
@@ -162,7 +162,7 @@ def _answer(plan: Plan, engine: Any, task: Task) -> tuple[str, object]:
     try:
         pipeline = load_pipeline(plan.pipelines[task.group])
         return "staged", stage_range(engine, plan.schema, plan.kafka, plan.run, pipeline=pipeline, range_=task.range)
-    except ENDS as error:
+    except ENDS_STAGING as error:
         return "ends", error_as_text(error)
     except Exception as error:  # noqa: BLE001 -- raised where the answer is taken
         return "fails", _carried(error)

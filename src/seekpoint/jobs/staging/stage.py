@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, insert, select
 
 from seekpoint.errors import ConfigError, ReloadOver
-from seekpoint.jobs.export import chained
+from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
@@ -203,7 +203,7 @@ def _attempt(
     sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, found)
     left_out = left_out_of(tx.connection, staging, pipeline.group, range_)
     parts = Parts(tx.connection, aimed_pipeline(pipeline, sinks))
-    outcome = write(parts, chained(kafka, now.archive, tx.connection.engine).read(range_), left_out)
+    outcome = write(parts, ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), left_out)
     keep_dead_letters(tx, staging, pipeline, outcome.dead_letters, {range_.partition.topic: range_.topic_id})
     for number, sink in enumerate(sinks):
         remember_columns(tx.connection, staging.attempt_rows(attempt, number), sink.columns)

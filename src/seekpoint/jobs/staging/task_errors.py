@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from typing import Any
 from uuid import UUID
 
@@ -27,9 +29,11 @@ from seekpoint.records import Partition
 
 #: Errors that a retry of the task does not pass. The driver decides whether one ends the run, too: a file that is
 #: damaged can be brought back.
-ENDS = (ArchiveDamaged, ConfigError, RangeLost, RangeStuck, ReloadOver, ReloadRefused, TopicRecreated)
+ENDS_STAGING = (ArchiveDamaged, ConfigError, RangeLost, RangeStuck, ReloadOver, ReloadRefused, TopicRecreated)
 
 _TABLE = "endings"
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_ENCODED = re.compile(r"seekpoint:([A-Za-z0-9+/=]+):end")
 
 
 def error_as_text(error: SeekpointError) -> str:
@@ -79,3 +83,32 @@ def endings(tx: Tx, staging_schema: str) -> dict[int, SeekpointError]:
         return {}
     found = rows(tx.connection, "SELECT id, said FROM {table} ORDER BY id", table=table)
     return {number: error_of(said) for number, said in found}
+
+
+class TaskEnded(Exception):  # noqa: N818 -- not an error of the public hierarchy
+    """A Spark task raised ``error``; its message carries the error, since Spark passes the driver only text."""
+
+    def __init__(self, error: SeekpointError) -> None:
+        encoded = base64.b64encode(error_as_text(error).encode()).decode()
+        super().__init__(f"{type(error).__name__}: {error}\nseekpoint:{encoded}:end")
+
+
+def ending_of(error: BaseException) -> SeekpointError | None:
+    """The error of ours that Spark's exception carries; None where it carries none."""
+    if (found := _ENCODED.search(str(error))) is None:
+        return _missing(error)
+    ending = error_of(base64.b64decode(found[1]).decode())
+    ending.__cause__ = error
+    return ending
+
+
+def _missing(error: BaseException) -> ConfigError | None:
+    """Spark's workers could not import what a task is made of."""
+    if (found := _NO_MODULE.search(str(error))) is None:
+        return None
+    ending = ConfigError(
+        f"Spark's Python workers have no module {found[1]!r} (this process may have it): install it for the executors' "
+        "Python, or give it to the session (spark.submit.pyFiles)"
+    )
+    ending.__cause__ = error
+    return ending

@@ -583,7 +583,7 @@ BREAKAGES = (
     ),
     breakage(
         "staged tables that a crash emptied pass for what the log says",
-        "jobs/run/run.py",
+        "jobs/run.py",
         "format(check)).rowcount == 1:",
         "format(check)).rowcount >= 0:",
         "tests/jobs/reload/test_publications.py::test_a_crash_that_empties_what_was_staged_ends_the_run[True]",

@@ -19,7 +19,7 @@ from seekpoint.cli.progress_bar import Shown
 from seekpoint.cli.run_output import left_open
 from seekpoint.errors import SeekpointError
 from seekpoint.jobs.batch import BatchDone, BatchJob
-from seekpoint.jobs.run.run import this_driver
+from seekpoint.jobs.run import this_driver
 
 
 @command

@@ -9,7 +9,7 @@ from uuid import uuid4
 from psycopg import sql as ident
 from sqlalchemy import URL, Engine
 
-from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.run import Tx
 from seekpoint.jobs.staging.savepoints import Parts
 from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.frame_targets import Frame, resolve_frames

@@ -22,7 +22,7 @@ from seekpoint.jobs.batch import batch as job
 from seekpoint.jobs.batch.open import open_batch
 from seekpoint.jobs.batch.publish import totals
 from seekpoint.jobs.reload import Driver, LocalStager, Run, Staged, Task, stage_range
-from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.run import Tx
 from seekpoint.jobs.staging import stage as staging
 from seekpoint.jobs.tables.targets import sources
 from seekpoint.kafka.ranges import Range

@@ -16,7 +16,7 @@ from seekpoint.cli.explain import describe
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Driver, Generation, Generations, Reload
-from seekpoint.jobs.run.run import transaction
+from seekpoint.jobs.run import transaction
 from seekpoint.jobs.tables.generations import generation_tables as leaves
 from seekpoint.jobs.tables.generations import generations as adopting
 from seekpoint.sinks.copy import driver_of

@@ -29,7 +29,7 @@ from seekpoint.jobs.batch.open import Claims, occupy, open_batch, stale
 from seekpoint.jobs.batch.publish import publish, totals
 from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.reload import LocalStager, Stager
-from seekpoint.jobs.run.run import Driver, Progress, Run, Step, run_of, this_driver, transaction
+from seekpoint.jobs.run import Driver, Progress, Run, Step, run_of, this_driver, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, require_width, stage_missing
 from seekpoint.jobs.staging.stage import begin_staging
 from seekpoint.jobs.tables.targets import sources, targets

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from seekpoint.errors import TooManyDeadLetters
-from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.run import Driver, Tx
 from seekpoint.jobs.staging.consolidate import Coverage, check_dead_letters, coverage
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.sql_templates import name, names, rows, run

@@ -10,7 +10,7 @@ from sqlalchemy import Row
 
 from seekpoint.errors import BatchRefused
 from seekpoint.jobs.batch.offsets import Brokers
-from seekpoint.jobs.run.run import PAUSER, StagedPosition, Tx, let_go, pauser, this_driver
+from seekpoint.jobs.run import PAUSER, StagedPosition, Tx, let_go, pauser, this_driver
 from seekpoint.jobs.tables.dependencies import prefix_of
 from seekpoint.jobs.tables.targets import PipelineSource, targets
 from seekpoint.ledger import Claim

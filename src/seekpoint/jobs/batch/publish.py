@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
-from seekpoint.jobs.run.run import Driver, Step, Tx, let_go, pauser
+from seekpoint.jobs.run import Driver, Step, Tx, let_go, pauser
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.sql_templates import name, rows

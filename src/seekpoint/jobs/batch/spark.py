@@ -8,7 +8,7 @@ from uuid import UUID
 
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.batch import BatchDone, BatchJob
-from seekpoint.jobs.run.run import Progress
+from seekpoint.jobs.run import Progress
 from seekpoint.jobs.spark.settings import Env, portable, resolved
 from seekpoint.jobs.spark.stager import SparkStager
 from seekpoint.ledger.tables import DEFAULT_SCHEMA

@@ -13,17 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.manage_runs.sweep import sweep
-from seekpoint.jobs.run.run import (
-    Driver,
-    Run,
-    StagedPosition,
-    Tx,
-    how_it_ended,
-    let_go,
-    run_of,
-    this_driver,
-    transaction,
-)
+from seekpoint.jobs.run import Driver, Run, StagedPosition, Tx, how_it_ended, let_go, run_of, this_driver, transaction
 from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.tables import DEFAULT_SCHEMA

@@ -7,7 +7,7 @@ from psycopg import sql as ident
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.jobs.run.run import Run, transaction
+from seekpoint.jobs.run import Run, transaction
 from seekpoint.jobs.tables.generations.generation_tables import left_behind, parents_of
 from seekpoint.jobs.tables.sql_templates import composed
 from seekpoint.ledger.sql import reload_run as sql

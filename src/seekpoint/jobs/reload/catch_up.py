@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Row, delete
 
 from seekpoint.jobs.export import ArchivedReader
-from seekpoint.jobs.run.run import Driver, StagedPosition, Step
+from seekpoint.jobs.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.extend_snapshot import Key, add_positions, key_of, require_unmoved
 from seekpoint.jobs.staging.savepoints import Parts, all_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out, left_out_of

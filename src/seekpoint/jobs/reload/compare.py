@@ -10,7 +10,7 @@ from psycopg import sql as ident
 from sqlalchemy import func, select
 
 from seekpoint.jobs.reload.catch_up import CatchUp
-from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, Tx
+from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Tx
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
 from seekpoint.jobs.tables.table_copies import watch

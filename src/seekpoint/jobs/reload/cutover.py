@@ -16,7 +16,7 @@ from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
 from seekpoint.jobs.reload.forecast import allow_wait, others
 from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.publish import attach, make_current, swap
-from seekpoint.jobs.run.run import Driver, Run, Step, Tx, how_it_ended, run_of, transaction
+from seekpoint.jobs.run import Driver, Run, Step, Tx, how_it_ended, run_of, transaction
 from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.ledger.admin_actions import record_action

@@ -12,7 +12,7 @@ from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload.compare import Difference
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.merge import lost, of_deletes, reaches
-from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.run import Driver, Tx
 from seekpoint.jobs.tables.dependencies import MERGE, ties, without_generations
 from seekpoint.jobs.tables.sql_templates import Part, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, TargetTables

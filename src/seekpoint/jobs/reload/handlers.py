@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, delete
 
 from seekpoint.jobs.reload.catch_up import CatchUp
-from seekpoint.jobs.run.run import Driver, StagedPosition
+from seekpoint.jobs.run import Driver, StagedPosition
 from seekpoint.jobs.staging.extend_snapshot import CatchUpProgress, key_of
 from seekpoint.jobs.tables.constraints import breaks, check_references, references
 from seekpoint.jobs.tables.sql_templates import run

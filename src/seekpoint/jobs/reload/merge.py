@@ -14,7 +14,7 @@ from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload.compare import DIFFERENT_KEY, differing, distinct
 from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget, Plan
 from seekpoint.jobs.reload.merge_check import Kept
-from seekpoint.jobs.run.run import Driver, Step
+from seekpoint.jobs.run import Driver, Step
 from seekpoint.jobs.tables.constraints import foreign_keys
 from seekpoint.jobs.tables.dependencies import of_inheritance, referencing
 from seekpoint.jobs.tables.sql_templates import Part, composed, names, regclass, run

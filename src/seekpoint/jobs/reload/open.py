@@ -12,7 +12,7 @@ from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.reload.merge_check import hides_rows
-from seekpoint.jobs.run.run import Driver, Tx, position_of, run_of, this_driver, transaction
+from seekpoint.jobs.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.jobs.staging.extend_snapshot import beyond
 from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified, without_generations

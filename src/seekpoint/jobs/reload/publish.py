@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run.run import Driver, Step, Tx
+from seekpoint.jobs.run import Driver, Step, Tx
 from seekpoint.jobs.tables.create_like import draw_from_live
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties, without_generations
 from seekpoint.jobs.tables.generations import generation_tables as leaves

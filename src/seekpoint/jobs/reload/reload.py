@@ -22,7 +22,7 @@ from seekpoint.jobs.reload.forecast import forecast, require_allowed, require_no
 from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.open import open_run
-from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
+from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
 from seekpoint.jobs.staging.extend_snapshot import LARGE, CatchUpProgress, distance, extend
 from seekpoint.jobs.staging.group_tables import writes_other_tables

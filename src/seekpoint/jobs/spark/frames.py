@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 from sqlalchemy import select
 
 from seekpoint.errors import ConfigError, Poison, ReloadOver, ReloadRefused, needs_extra
-from seekpoint.jobs.run.run import Driver, StagedPosition, Tx, transaction
+from seekpoint.jobs.run import Driver, StagedPosition, Tx, transaction
 from seekpoint.jobs.spark.read import frame_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, resolved
 from seekpoint.jobs.staging.task_errors import ENDS_STAGING, TaskEnded, ending_of

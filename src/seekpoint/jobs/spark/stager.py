@@ -18,7 +18,7 @@ from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
 from seekpoint.errors import ConfigError, SeekpointError, required
-from seekpoint.jobs.run.run import Driver, Run, transaction
+from seekpoint.jobs.run import Driver, Run, transaction
 from seekpoint.jobs.spark.read import context_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged

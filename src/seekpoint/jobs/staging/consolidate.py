@@ -12,7 +12,7 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.jobs.run.run import Driver, Progress, Run, StagedPosition, Step, Tx
+from seekpoint.jobs.run import Driver, Progress, Run, StagedPosition, Step, Tx
 from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
 from seekpoint.jobs.staging.staged_rows import StagedRows

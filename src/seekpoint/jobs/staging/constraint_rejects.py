@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import ArchivedReader
-from seekpoint.jobs.run.run import StagedPosition, Step, Tx
+from seekpoint.jobs.run import StagedPosition, Step, Tx
 from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
 from seekpoint.jobs.tables.constraints import ForeignKey, breaks, references, uniques

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, and_, literal, select
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Step, Tx, position_of
+from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Step, Tx, position_of
 from seekpoint.jobs.staging.stage import leave_out
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import PipelineSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.run import Tx
 from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import is_there, unlogged
 from seekpoint.jobs.tables.targets import PipelineSource, targets

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.run.run import Run
+from seekpoint.jobs.run import Run
 from seekpoint.jobs.staging.processes import Plan, Pool
 from seekpoint.jobs.staging.stage import Staged, Task, stage_range
 from seekpoint.jobs.tables.targets import PipelineSource

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, insert, select
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import ArchivedReader
-from seekpoint.jobs.run.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
+from seekpoint.jobs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out

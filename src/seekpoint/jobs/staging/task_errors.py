@@ -21,7 +21,7 @@ from seekpoint.errors import (
     SeekpointError,
     TopicRecreated,
 )
-from seekpoint.jobs.run.run import Tx, transaction
+from seekpoint.jobs.run import Tx, transaction
 from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import is_there, unlogged
 from seekpoint.ledger.sql import reload_run as sql

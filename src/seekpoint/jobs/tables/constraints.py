@@ -10,7 +10,7 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run.run import values_of
+from seekpoint.jobs.run import values_of
 from seekpoint.jobs.tables.sql_templates import Composable, composed, rows
 from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
 from seekpoint.jobs.tables.targets import Path, Target

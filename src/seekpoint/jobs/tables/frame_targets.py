@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.run.run import Driver
+from seekpoint.jobs.run import Driver
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, resolve
 
 Frame = Callable[[Any], Any]  # of a DataFrame of records to one of rows

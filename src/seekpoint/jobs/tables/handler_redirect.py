@@ -16,7 +16,7 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import HandlerMisuse, WroteLiveTable
-from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.run import Tx
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.ledger.tables import metadata

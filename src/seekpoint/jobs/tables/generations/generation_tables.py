@@ -12,7 +12,7 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run.run import Run, Tx
+from seekpoint.jobs.run import Run, Tx
 from seekpoint.jobs.tables.sql_templates import Part, name, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, Target

@@ -15,7 +15,7 @@ from sqlalchemy import URL, Connection, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.jobs.run.run import Tx, transaction
+from seekpoint.jobs.run import Tx, transaction
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, hanging
 from seekpoint.jobs.tables.generations import generation_tables as leaves
 from seekpoint.jobs.tables.generations import sequences as numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg import sql as ident
 from sqlalchemy import text
 
-from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.run import Tx
 from seekpoint.jobs.tables.sql_templates import names, run
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.ledger.tables import generation

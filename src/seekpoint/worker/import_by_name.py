@@ -12,12 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import seekpoint
-from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.worker.worker import Worker
 
-_OURS = str(Path(seekpoint.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 _EXPECTED = "a Pipeline, a Worker, or a function without arguments that returns one"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from time import monotonic
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 from uuid import UUID
 
 from seekpoint import errors
@@ -24,14 +24,18 @@ from seekpoint.records import Failure, Partition, Span, State, one_line
 logger = logging.getLogger("seekpoint.events")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+@dataclass(frozen=True, kw_only=True)
 class Event:
-    """``at`` is the monotonic clock, in seconds."""
+    """``at`` is the monotonic clock, in seconds. Every subclass is a frozen dataclass, made by keyword."""
 
     level: ClassVar[int] = logging.DEBUG
     log_pause: ClassVar[float] = 0.0  # least seconds between two log lines of this kind
     text: ClassVar[str] = ""  # what happened, with fields in braces ({again}: in ``wait`` seconds); "": all fields
     at: float = field(default_factory=monotonic, repr=False, compare=False)
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __str__(self) -> str:
         message = self._message()
@@ -87,7 +91,6 @@ def _listed(values: Iterable[object]) -> str:
 # -- lifecycle ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Starting(Event):
     """The worker connects to brokers and database for the first time, and waits for them if they do not answer."""
 
@@ -95,7 +98,6 @@ class Starting(Event):
     group: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartDelayed(Event):
     """Brokers or database do not answer: the worker waits for them, at most ``limit`` seconds (None: without limit).
 
@@ -111,7 +113,6 @@ class StartDelayed(Event):
         return f"{self.reason}; waiting for it, {limit}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Event):
     """The worker runs: brokers and database have answered, and the ledger's schema is at the right revision."""
 
@@ -121,7 +122,6 @@ class Started(Event):
     owner: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolerDetected(Event):
     """The database answers through a connection pooler: the worker prepares no statements and keeps no temporary table.
 
@@ -135,7 +135,6 @@ class PoolerDetected(Event):
     answering: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OnStandby(Event):
     """A reload to this worker's version is open: it waits outside the group until that run has ended.
 
@@ -149,7 +148,6 @@ class OnStandby(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyEnded(Event):
     """The run that the standby waited for has ended in ``state``, and the worker joins the group.
 
@@ -165,7 +163,6 @@ class StandbyEnded(Event):
         return f"reload {self.run} is {self.state}" + ("" if self.error is None else f": {self.error}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeclarationRefused(Event):
     """The group writes a topic's records to other tables: the worker waits outside the group until they match.
 
@@ -180,7 +177,6 @@ class DeclarationRefused(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Event):
     """A stop was asked for; the open batch is finished first."""
 
@@ -188,7 +184,6 @@ class Draining(Event):
     text = "the batch in hand is finished first"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(Event):
     """The worker has ended; ``error`` is None after a clean stop."""
 
@@ -209,7 +204,6 @@ class WorkerStopped(Event):
 # -- partitions -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned(Event):
     """Kafka assigned partitions; nothing is read before they are claimed and active."""
 
@@ -218,7 +212,6 @@ class Assigned(Event):
     partitions: tuple[Partition, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Activated(Event):
     """The partition is claimed and active: reading begins at the stored position."""
 
@@ -229,7 +222,6 @@ class Activated(Event):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Revoked(Event):
     """Kafka took partitions away; ``lost`` where it says that another member may already have them."""
 
@@ -241,14 +233,12 @@ class Revoked(Event):
         return _listed(self.partitions) + ("; another member may have them already" if self.lost else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Released(Event):
     """The claims were given back."""
 
     partitions: tuple[Partition, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled(Event):
     """A claim waits for another owner's transaction; ``terminated`` names the backends that were terminated."""
 
@@ -262,7 +252,6 @@ class Stalled(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStopped(Event):
     """The partition is not read until its cause has ended or an operator decides; the others continue."""
 
@@ -274,7 +263,6 @@ class PartitionStopped(Event):
         return str(self.error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(Event):
     """The group is paused by an operator; its partitions wait."""
 
@@ -286,42 +274,36 @@ class Paused(Event):
 # -- one transaction ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOpened(Event):
     """The first records were read; no statement was sent yet."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Held(Event):
     """The rows of all active partitions are locked: claims and positions are as expected."""
 
     partitions: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRead(Event):
     """Records came from the client's queue into the batch."""
 
     records: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Applied(Event):
     """Sinks and handler are done; the offsets are not yet advanced, and the last answers may be outstanding."""
 
     records: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Advanced(Event):
     """The offsets are advanced inside the transaction; COMMIT comes next."""
 
     spans: tuple[Span, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(Event):
     """Rows and offsets became visible together (I1)."""
 
@@ -330,7 +312,6 @@ class Committed(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerWroteNothing(Event):
     """The handler wrote no row for ``records`` records, which are passed. Not an error.
 
@@ -349,7 +330,6 @@ class HandlerWroteNothing(Event):
     records: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReplaced(Event):
     """A handler had changed its database session beyond the transaction: the connection was closed after COMMIT.
 
@@ -363,7 +343,6 @@ class SessionReplaced(Event):
     changed: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStrategyChanged(Event):
     """Large transactions reach an ``Upsert``'s table by another write strategy from now on: ``"copy"`` or ``"stage"``.
 
@@ -376,7 +355,6 @@ class WriteStrategyChanged(Event):
     conflicts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LagSampled(Event):
     """Records up to the last stable offset, by partition, stopped ones too; in those ``not_due``, the next one waits.
 
@@ -391,7 +369,6 @@ class LagSampled(Event):
 # -- what goes wrong ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryScheduled(Event):
     """A record failed, and is tried again in ``wait`` seconds; its partition waits before it.
 
@@ -412,7 +389,6 @@ class RetryScheduled(Event):
     then: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySucceeded(Event):
     """A record that had failed was applied at its ``attempt``-th try; its partition continues."""
 
@@ -423,7 +399,6 @@ class RetrySucceeded(Event):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bisecting(Event):
     """A batch failed: it is bisected: run again in parts, until the failing records are found."""
 
@@ -432,7 +407,6 @@ class Bisecting(Event):
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettered(Event):
     """A record was passed without being applied: it is a dead letter, committed with its batch (I4)."""
 
@@ -444,7 +418,6 @@ class DeadLettered(Event):
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SingleRecordAttempt(Event):
     """A record is about to be tried in a transaction of its own; ``attempt`` counts it, and is stored already."""
 
@@ -453,7 +426,6 @@ class SingleRecordAttempt(Event):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CrashSuspected(Event):
     """Owners of this partition crashed without progress: its records up to ``until`` are applied in small parts."""
 
@@ -466,7 +438,6 @@ class CrashSuspected(Event):
     until: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectPartAttempt(Event):
     """A part of a suspect range is about to be applied in a transaction of its own; its end is stored already."""
 
@@ -475,7 +446,6 @@ class SuspectPartAttempt(Event):
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectsLeft(Event):
     """``left`` offsets of the suspect range remain; 0: it was passed, or the crashing record was found."""
 
@@ -483,7 +453,6 @@ class SuspectsLeft(Event):
     left: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Event):
     """The batch was fenced: nothing was written."""
 
@@ -492,7 +461,6 @@ class Refused(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLost(Event):
     """Another process has the claim now."""
 
@@ -501,7 +469,6 @@ class ClaimLost(Event):
     partition: Partition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resynced(Event):
     """The ledger's position is not the reader's; reading resumes at the ledger's.
 
@@ -517,7 +484,6 @@ class Resynced(Event):
     cause: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitUnknown(Event):
     """COMMIT was sent and no answer came; the ledger will be asked."""
 
@@ -526,7 +492,6 @@ class CommitUnknown(Event):
     error: Exception
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseTrouble(Event):
     """A transient error of the database; the next try is in ``wait`` seconds."""
 
@@ -536,14 +501,12 @@ class DatabaseTrouble(Event):
     wait: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered(Event):
     """Database, brokers or the codec's service answer again."""
 
     level = logging.INFO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaTrouble(Event):
     """The brokers do not answer; the client reconnects by itself. The next request is in ``wait`` seconds."""
 
@@ -553,7 +516,6 @@ class KafkaTrouble(Event):
     wait: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CodecTrouble(Event):
     """A service that a codec needs (a schema registry) does not answer; the next request is in ``wait`` seconds."""
 
@@ -563,7 +525,6 @@ class CodecTrouble(Event):
     wait: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipRenewed(Event):
     """The group membership was renewed during a long transaction."""
 

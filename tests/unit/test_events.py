@@ -18,7 +18,7 @@ from support.public_kinds import EVENTS
 @pytest.mark.parametrize("kind", [Event, *EVENTS])
 def test_an_event_is_a_frozen_value_with_a_promise_and_a_level(kind: type[Event]) -> None:
     assert dataclasses.is_dataclass(kind)
-    assert "__slots__" in vars(kind)
+    assert vars(kind)["__dataclass_params__"].frozen
     assert kind.__doc__
     assert not kind.__doc__.startswith(f"{kind.__name__}(")
     assert kind.level in {logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR}

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 
 from seekpoint import schema
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, tables
-from seekpoint.ledger.dead_letters import DeadLetters
+from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "schema.md").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def test_the_rights_suffice_for_a_worker_and_its_operator(worker_url: str) -> No
     ledger.record_attempts_alone([(claim, Attempt(10, 2))])
     with engine.begin() as tx:
         assert letters.open_keys(tx, [here]) == {(here, b"k"): 9}
-        [letter] = letters.list()
+        [letter] = letters.list(Where())
         letters.failed_again(tx, letters.lock(tx, letter.id), FAILURE)
         letters.close(tx, letter, State.REPLAYED, "alice", "a test")
     ledger.reset_offset("orders", 0, 20, log=None, reason="a test", lost="a test gave them up")

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, delete, text
 
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, Where
 from seekpoint.ledger.tables import admin_action, dead_letter, in_schema
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
@@ -64,8 +64,13 @@ class Shelf(Desk):
         with self.ledger.engine.begin() as tx:
             self.hold(tx, number)
 
-    def all(self, **conditions: Any) -> Sequence[DeadLetter]:
-        return self.letters.list(**conditions)
+    def all(
+        self, *, limit: int = 100, after: DeadLetter | None = None, with_values: bool = True, **conditions: Any
+    ) -> Sequence[DeadLetter]:
+        if conditions.keys() & {"partition", "from_offset", "to_offset"}:
+            conditions.setdefault("topic", self.topic)
+        where = Where(**{"states": tuple(State), **conditions})
+        return self.letters.list(where, limit=limit, after=after, with_values=with_values)
 
     def close(self, letter_id: int, state: State = State.DISCARDED) -> None:
         with self.ledger.engine.begin() as tx:

@@ -23,7 +23,7 @@ from seekpoint.admin import DeadLetterReplay, group_of
 from seekpoint.errors import Fenced, NotApplied, OffsetLost
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, wait
 from seekpoint.ledger.claim import end_abandoned
-from seekpoint.ledger.dead_letters import DeadLetters
+from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import batch, generation
 from seekpoint.ledger.sql import dead_letters as deadletters
@@ -157,7 +157,7 @@ def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[A
     with engine.begin() as tx:
         assert letters.open_keys(tx, partitions) == {}
         letters.insert(tx, asides, ids, version=2)
-    parked = letters.list()
+    parked = letters.list(Where())
     assert sum(letters.count_open().values()) == len(parked) == len(claims)
     with engine.begin() as tx:
         one = letters.lock(tx, letters.get(parked[0].id).id)

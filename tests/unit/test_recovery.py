@@ -21,7 +21,6 @@ from seekpoint.worker.recovery import (
     GiveUp,
     Isolate,
     RunAgain,
-    Shrink,
     TopicIdMismatch,
     recovery_for,
 )
@@ -71,7 +70,7 @@ def test_an_error_that_may_pass_is_tried_as_a_whole_first() -> None:
 def test_a_statement_that_took_too_long_is_never_tried_as_a_whole_again() -> None:
     error = pg.QueryCanceled("too long")
     timeout = failed(error)
-    assert recovery_for(timeout, FIRST) == Shrink(events.DatabaseTrouble(error=error), timeout)
+    assert recovery_for(timeout, FIRST) == Isolate(events.DatabaseTrouble(error=error), known=timeout)
 
 
 def test_a_mistake_of_the_program_is_searched_for() -> None:

@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import CursorResult, Row
 
 from seekpoint.errors import (
     ClusterChanged,
@@ -24,8 +23,7 @@ from seekpoint.ledger.declaration import Comparison, Declaration, compare, requi
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import partition_offset as sql
-from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from seekpoint.records import Partition
+from seekpoint.records import Partition, storable
 
 DELAYED = "delay"  # in place of a policy: no attempt; ``offset`` and ``wait`` say when delayed records are due
 TRANSIENT = "transient"  # in place of a policy: attempts ended with a transient error; the partition stops
@@ -245,9 +243,18 @@ def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -
     )
 
 
-def is_lock_timeout(error: OperationalError) -> bool:
-    """Whether the wait for a row's lock has timed out."""
-    return sqlstate(error) == LOCK_NOT_AVAILABLE
+def record_stop(tx: GroupConnection, stop: PartitionStopped) -> CursorResult[Any]:
+    """Store why a partition is stopped, if the claim that it stopped under is still the row's (I2)."""
+    return tx.execute(
+        sql.STOP,
+        at_topic=stop.partition.topic,
+        at_partition=stop.partition.number,
+        its_token=stop.token,
+        kind=type(stop).__name__,
+        at_offset=stop.offset,
+        message=storable(stop.message),
+        choices=[storable(choice) for choice in stop.choices],
+    )
 
 
 def end_abandoned(tx: GroupConnection, stalled: Sequence[Partition], older_than: float) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ record (``ledger.wait``) and the look-up of a dead letter's group read it, too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -106,6 +106,11 @@ def dead_letter_of(row: Row[Any]) -> DeadLetter:
     return DeadLetter(headers=tuple(zip(map(_text, names), header_values, strict=True)), **values)
 
 
+def rank(dead_letter: DeadLetter) -> tuple[str, int, int, int]:
+    """The place in the order of lists."""
+    return dead_letter.topic, dead_letter.partition, dead_letter.offset, dead_letter.id
+
+
 def insert_parameters(new: NewDeadLetter, topic_ids: Mapping[str, UUID]) -> dict[str, Any]:
     """The insert's parameters for one record."""
     record, failure = new.record, new.failure
@@ -134,11 +139,6 @@ def explained(failure: Failure) -> dict[str, str | None]:
     return {"its_error": storable(failure.error), "its_traceback": None if trace is None else storable(trace)}
 
 
-def values(states: Sequence[State] | None) -> list[str] | None:
-    """States as parameters of statements."""
-    return None if states is None else [state.value for state in states]
-
-
 def name_bytes(name: str) -> bytes:
     """A header's name as its bytes in the log: bytes that are not UTF-8 were escaped when it was read."""
     try:
@@ -151,8 +151,35 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
+_PLACE = ("after_topic", "after_partition", "after_record_offset", "after_id")  # parameters, in the order of lists
 # What people may do to an open dead letter, and what admin_action calls it.
 _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Dead letters that meet every condition given; by default all that are open.
+
+    ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``since`` the
+    earliest time at which it became one (aware). Raises ConfigError for a time without a zone, and for offsets or a
+    partition without their topic.
+    """
+
+    topic: str | None = None
+    partition: int | None = None
+    states: tuple[State, ...] = OPEN
+    cause: Cause | None = None
+    from_offset: int | None = None
+    to_offset: int | None = None
+    error: str | None = None
+    since: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.since is not None and self.since.tzinfo is None:
+            raise ConfigError(f"since={self.since!r}: give an aware time, e.g. datetime(..., tzinfo=UTC)")
+        narrow = (self.partition, self.from_offset, self.to_offset)
+        if self.topic is None and any(one is not None for one in narrow):
+            raise ConfigError("a partition or an offset means nothing without its topic: name the topic, too")
 
 
 class DeadLetters:
@@ -208,45 +235,25 @@ class DeadLetters:
         return dead_letter_of(found)
 
     def list(
-        self,
-        *,
-        topic: str | None = None,
-        partition: int | None = None,
-        states: Sequence[State] | None = None,
-        cause: Cause | None = None,
-        from_offset: int | None = None,
-        to_offset: int | None = None,
-        error: str | None = None,
-        since: datetime | None = None,
-        limit: int = 100,
-        after: DeadLetter | None = None,
-        with_values: bool = True,
+        self, where: Where, *, limit: int = 100, after: DeadLetter | None = None, with_values: bool = True
     ) -> Sequence[DeadLetter]:
-        """Dead letters that meet every condition given, in the order of topic, partition and offset; ``limit`` at most.
+        """Dead letters that meet every condition, in the order of topic, partition and offset; ``limit`` at most.
 
-        ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``since`` the
-        earliest time of dead-lettering (aware). ``after`` is the last dead letter of the page before. Without
-        ``with_values`` the values stay in the database, and ``record`` raises. Raises ConfigError for a condition that
-        Postgres cannot be asked: a NUL in a text, a number beyond its column's type.
+        ``after`` is the last dead letter of the page before. Without ``with_values`` the values stay in the database,
+        and ``record`` raises. Raises ConfigError for a condition that Postgres cannot be asked: a NUL in a text, a
+        number beyond its column's type.
         """
-        _refuse_texts(topic=topic, error=error)
-        _refuse_numbers(LARGEST_INTEGER, partition=partition)
-        _refuse_numbers(LARGEST_BIGINT, from_offset=from_offset, to_offset=to_offset)
+        _refuse_texts(topic=where.topic, error=where.error)
+        _refuse_numbers(LARGEST_INTEGER, partition=where.partition)
+        _refuse_numbers(LARGEST_BIGINT, from_offset=where.from_offset, to_offset=where.to_offset)
+        conditions = {
+            **asdict(where),
+            "states": [state.value for state in where.states],
+            "cause": None if where.cause is None else where.cause.value,
+        }
+        place = dict.fromkeys(_PLACE) if after is None else dict(zip(_PLACE, rank(after), strict=True))
         with self.ledger.begin() as tx:
-            rows = tx.execute(
-                sql.LIST_DEAD_LETTERS,
-                topic=topic,
-                partition=partition,
-                states=values(states),
-                cause=None if cause is None else cause.value,
-                from_offset=from_offset,
-                to_offset=to_offset,
-                said=error,
-                since=since,
-                most=limit,
-                with_values=with_values,
-                **_place(after),
-            )
+            rows = tx.execute(sql.LIST_DEAD_LETTERS, most=limit, with_values=with_values, **conditions, **place)
             return [dead_letter_of(each) for each in rows]
 
     # -- replay and discard  ----------------------------------------------------------------------------
@@ -350,16 +357,6 @@ def _refuse_numbers(largest: int, **conditions: int | None) -> None:
             raise ConfigError(
                 f"{name}={asked}: no dead letter has this, the largest is {largest}; leave it out to mean all"
             )
-
-
-def _place(last: DeadLetter | None) -> dict[str, Any]:
-    """The position of a dead letter in the list's order, as parameters."""
-    return {
-        "after_topic": None if last is None else last.topic,
-        "after_partition": None if last is None else last.partition,
-        "after_record_offset": None if last is None else last.offset,
-        "after_id": None if last is None else last.id,
-    }
 
 
 def _closed(dead_letter: DeadLetter) -> Fenced:

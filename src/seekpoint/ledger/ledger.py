@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from functools import partial
+from typing import TypeVar, cast
 from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Connection, Engine
@@ -28,7 +29,10 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import SAID, Partition, storable
+
+T = TypeVar("T")
 
 _LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgres can hold
 
@@ -241,21 +245,7 @@ class Ledger:
         """
         locked: set[Partition] = set()
         for stop in sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition):
-            try:
-                with self.begin(lock_wait=0.0 if locked else self._short_wait) as tx:
-                    tx.execute(
-                        sql.STOP,
-                        at_topic=stop.partition.topic,
-                        at_partition=stop.partition.number,
-                        its_token=stop.token,
-                        kind=type(stop).__name__,
-                        at_offset=stop.offset,
-                        message=storable(stop.message),
-                        choices=[storable(choice) for choice in stop.choices],
-                    )
-            except OperationalError as error:
-                if not _claim.is_lock_timeout(error):
-                    raise
+            if self._unless_locked(0.0 if locked else self._short_wait, partial(_claim.record_stop, stop=stop)) is None:
                 locked.add(stop.partition)
         return locked
 
@@ -410,21 +400,24 @@ class Ledger:
         self, claimant: Claimant, wanted: Sequence[Partition], patient: bool
     ) -> tuple[dict[Partition, Claim], list[Partition]]:
         """Claim all at once; where another transaction blocks them for too long, one by one."""
-        try:
-            if patient:
-                with self.begin() as tx:
-                    return _claim.claim(tx, claimant, wanted), []
-        except OperationalError as error:
-            if not _claim.is_lock_timeout(error):
-                raise
+        claims = partial(_claim.claim, claimant=claimant)
+        if patient and (found := self._unless_locked(None, partial(claims, wanted=wanted))) is not None:
+            return found, []
         granted: dict[Partition, Claim] = {}
         stalled: list[Partition] = []
         for partition in wanted:
-            try:
-                with self.begin(lock_wait=self._short_wait) as tx:
-                    granted |= _claim.claim(tx, claimant, [partition])
-            except OperationalError as error:
-                if not _claim.is_lock_timeout(error):
-                    raise
+            if (found := self._unless_locked(self._short_wait, partial(claims, wanted=[partition]))) is None:
                 stalled.append(partition)
+            else:
+                granted |= found
         return granted, stalled
+
+    def _unless_locked(self, wait: float | None, step: Callable[[GroupConnection], T]) -> T | None:
+        """Run ``step`` in a transaction of its own; None if a lock was waited for longer than ``wait`` seconds."""
+        try:
+            with self.begin(lock_wait=wait) as tx:
+                return step(tx)
+        except OperationalError as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            return None

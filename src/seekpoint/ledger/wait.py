@@ -145,6 +145,10 @@ class Wanted:
         if not isinstance(self.timeout, int | float) or not 0 <= self.timeout < math.inf:
             raise ConfigError(f"timeout={self.timeout!r}: must be a finite number of seconds, 0 or greater")
 
+    def missed(self, position: int | None, why: str) -> NotApplied:
+        """The error that the record was not passed in time, with the partition's position."""
+        return NotApplied(self.partition, self.offset, position, why)
+
     def ask(self, look: Look, statement: Any, **more: Any) -> Row[Any] | None:
         """Run one statement, on a connection that is returned at once."""
         with look() as scope:
@@ -205,13 +209,11 @@ def _unclaimed(look: Look, wanted: Wanted) -> NotApplied:
                 f"group {scope.group!r} has no stored offset for the partition yet: it gets one when a worker first "
                 "claims it; look at the workers, or check the names"
             )
-    return NotApplied(wanted.partition, wanted.offset, None, f"not applied within {wanted.timeout:g} s; {why}")
+    return wanted.missed(None, f"not applied within {wanted.timeout:g} s; {why}")
 
 
 def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
-    return NotApplied(
-        wanted.partition,
-        wanted.offset,
+    return wanted.missed(
         row.next_offset,
         f"topic {wanted.partition.topic!r} was recreated meanwhile: the stored offset belonged to topic id {topic_id}, "
         f"now to {row.topic_id}. What became of a record of the old topic, they no longer say; for one of the new, "
@@ -223,12 +225,10 @@ def _late(look: Look, wanted: Wanted, topic_id: UUID | None) -> NotApplied:
     """The error after the timeout: the position, and what the partition waits for."""
     row = wanted.ask(look, PROGRESS)
     if row is None:
-        return NotApplied(wanted.partition, wanted.offset, None, "the partition's row was deleted meanwhile")
+        return wanted.missed(None, "the partition's row was deleted meanwhile")
     missing = wanted.offset - row.next_offset
     where = f"is at offset {row.next_offset}" + (f", {missing} before it" if missing > 0 else "")
-    return NotApplied(
-        wanted.partition,
-        wanted.offset,
+    return wanted.missed(
         row.next_offset,
         f"not applied within {wanted.timeout:g} s; group {row.consumer_group!r} {where}. {_reason(row, topic_id)}",
     )

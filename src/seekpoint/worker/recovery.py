@@ -46,13 +46,6 @@ class Isolate(NamedTuple):
     checks_deferred: bool = False
 
 
-class Shrink(NamedTuple):
-    """Apply the batch in parts: a statement took too long, and would take as long again."""
-
-    event: Trouble
-    known: Failed
-
-
 class DropPartitions(NamedTuple):
     """Leave partitions out and run the others again: those of ``mismatches``, or those that the ledger refuses.
 
@@ -68,7 +61,7 @@ class GiveUp(NamedTuple):
     """Raise the error: another attempt at once would not help."""
 
 
-Recovery = RunAgain | Isolate | Shrink | DropPartitions | GiveUp
+Recovery = RunAgain | Isolate | DropPartitions | GiveUp
 
 
 def recovery_for(error: Exception, attempt: Mode) -> Recovery:
@@ -115,7 +108,7 @@ def _of_failed(failed: Failed, *, is_last: bool) -> Recovery:
         return Isolate(events.Bisecting(error=failed.error), named, _known(failed))
     error = failed.error if isinstance(failed.error, Exception) else failed
     if failed.is_timeout:
-        return Shrink(events.DatabaseTrouble(error=error), failed)
+        return Isolate(events.DatabaseTrouble(error=error), known=failed)  # as a whole it would take as long again
     if failed.fault is Fault.TRANSIENT or sqlstate(failed.error) == STALE_PLAN:
         trouble = events.DatabaseTrouble(error=error)
         return Isolate(trouble, known=_known(failed)) if is_last else RunAgain(trouble)

@@ -36,7 +36,6 @@ from seekpoint.worker.recovery import (
     Isolate,
     Recovery,
     RunAgain,
-    Shrink,
     TopicIdMismatch,
     recovery_for,
 )
@@ -195,9 +194,6 @@ class Committer:
                     fail(self._pipeline, batch.outcome, raw, failure, cause)
                 checks = mode.checks_deferred or recovery.checks_deferred
                 again = replace(again, is_bisecting=True, checks_deferred=checks, failed=recovery.known)
-            case Shrink():
-                self._announce(recovery.event)
-                again = replace(again, is_bisecting=True, failed=recovery.known)
             case DropPartitions():
                 if not self._drop(recovery, batch):
                     return None

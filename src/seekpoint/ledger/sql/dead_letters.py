@@ -149,7 +149,7 @@ LIST_DEAD_LETTERS = (
         _if_given("cause", Text, _dead_letter.cause == bindparam("cause", type_=Text)),
         _if_given("from_offset", BigInteger, _dead_letter.record_offset >= bindparam("from_offset", type_=BigInteger)),
         _if_given("to_offset", BigInteger, _dead_letter.record_offset < bindparam("to_offset", type_=BigInteger)),
-        _if_given("said", Text, func.strpos(_dead_letter.error, bindparam("said", type_=Text)) > 0),
+        _if_given("error", Text, func.strpos(_dead_letter.error, bindparam("error", type_=Text)) > 0),
         _if_given("since", _time, _dead_letter.dead_lettered_at >= bindparam("since", type_=_time)),
         _if_given("after_id", BigInteger, tuple_(*_order) > tuple_(*_after)),
     )

@@ -149,6 +149,11 @@ def _refuse(problem: str, count: ColumnElement[int]) -> ColumnElement[int]:
     return cast(constant(f"{REFUSAL}{problem}") + count.cast(Text), Integer)
 
 
+def _expected(count: ColumnElement[int], problem: str) -> ColumnElement[int]:
+    """How many rows they are; refused where they are not as many as ``expected``."""
+    return case((count == bindparam("expected", type_=Integer), count), else_=_refuse(problem, count))
+
+
 # -- one transaction of a worker (I1, I2, I3) ------------------------------------------------------------
 
 HELD = unnest("held", topic=Text, partition=Integer, token=Uuid, from_offset=BigInteger)
@@ -171,10 +176,7 @@ def _hold(*settings: str) -> Any:
     """
     rows = select(func.count().label("n")).select_from(HELD.join(_locked, true())).cte("rows")
     return select(
-        case(
-            (rows.c.n == bindparam("expected", type_=Integer), rows.c.n),
-            else_=_refuse("claim or position is not the expected one; rows held: ", rows.c.n),
-        ).label("held"),
+        _expected(rows.c.n, "claim or position is not the expected one; rows held: ").label("held"),
         func.pg_current_xact_id().cast(Text).label("transaction"),
         *(_set_local(name).label(name) for name in settings),
     )
@@ -250,12 +252,7 @@ ADVANCE = select(
 def _all_or_refused(changed: CTE, why: str, label: str) -> Select[Any]:
     """How many rows were changed; refused with ``why`` where they are not as many as ``expected``."""
     rows = select(func.count().label("n")).select_from(changed).cte("rows")
-    return select(
-        case(
-            (rows.c.n == bindparam("expected", type_=Integer), rows.c.n),
-            else_=_refuse(why, rows.c.n),
-        ).label(label)
-    )
+    return select(_expected(rows.c.n, why).label(label))
 
 
 # An attempt at the record at the position. One that is about to begin has no error yet; error and time of the previous

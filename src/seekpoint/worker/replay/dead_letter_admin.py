@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import getpass
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, name_bytes
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, Where, name_bytes, rank
 from seekpoint.ledger.sql.dead_letters import GROUP_OF_DEAD_LETTER
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
 from seekpoint.pipeline.policy import Limits
@@ -23,7 +23,6 @@ from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_transient, sqlstate
 from seekpoint.records import State, storable, utc
 from seekpoint.worker.replay.preconditions import closed
-from seekpoint.worker.replay.selection import Chosen, Where, chosen_dead_letters, lean
 
 T = TypeVar("T")
 
@@ -45,6 +44,42 @@ def _may_pass(error: BaseException) -> bool:
         error.add_note("a batch of this partition is being written, or another session has locked it: try again")
         return False
     return is_transient(error)
+
+
+PAGE = 500  # dead letters that are asked for at once, without their values
+
+Chosen = Where | Iterable[int] | int
+"""A condition, ids, or one id."""
+
+
+def chosen_dead_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | None = None) -> Iterator[DeadLetter]:
+    """The dead letters that are meant, in the order of topic, partition and offset; their values are left out.
+
+    Raises ConfigError for an id that the group does not have.
+    """
+    if isinstance(chosen, Where):
+        yield from _pages(dead_letters, chosen, limit)
+        return
+    ids = {chosen} if isinstance(chosen, int) else set(chosen)
+    yield from sorted((replace(dead_letters.get(each), value=None) for each in ids), key=rank)
+
+
+def lean(dead_letter: DeadLetter) -> DeadLetter:
+    """The dead letter without value and tracebacks: a hundred thousand of them fit in memory."""
+    return replace(dead_letter, value=None, traceback=None, replay_traceback=None)
+
+
+def _pages(dead_letters: DeadLetters, where: Where, limit: int | None) -> Iterator[DeadLetter]:
+    after: DeadLetter | None = None
+    left = limit
+    while left is None or left > 0:
+        most = PAGE if left is None else min(PAGE, left)
+        page = dead_letters.list(where, limit=most, after=after, with_values=False)
+        yield from page
+        if len(page) < most:
+            return
+        after = page[-1]
+        left = None if left is None else left - most
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +174,9 @@ class DeadLetterAdmin:
 
 def open_at(dead_letters: DeadLetters, dead_letter: DeadLetter, offset: int) -> DeadLetter | None:
     """The open dead letter at another offset of its partition, in the same life of the topic; without its value."""
-    found = dead_letters.list(
-        topic=dead_letter.topic,
-        partition=dead_letter.partition,
-        from_offset=offset,
-        to_offset=offset + 1,
-        with_values=False,
-    )
-    return next((one for one in found if one.topic_id == dead_letter.topic_id and one.is_open), None)
+    there = Where(topic=dead_letter.topic, partition=dead_letter.partition, from_offset=offset, to_offset=offset + 1)
+    found = dead_letters.list(there, with_values=False)
+    return next((one for one in found if one.topic_id == dead_letter.topic_id), None)
 
 
 def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEMA) -> str:  # noqa: A002

@@ -11,17 +11,16 @@ from uuid import UUID
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger.dead_letters import DeadLetter
+from seekpoint.ledger.dead_letters import DeadLetter, Where, rank
 from seekpoint.ledger.sql.partition_offset import READ_GROUP
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.session import Session
 from seekpoint.records import storable
-from seekpoint.worker.replay.dead_letter_admin import DeadLetterAdmin, open_at
+from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, chosen_dead_letters, lean, open_at
 from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, keeps_order, refused
 from seekpoint.worker.replay.replay_one import Replayed, Replayer
-from seekpoint.worker.replay.selection import Chosen, Where, chosen_dead_letters, lean, rank
 
 Key = tuple[str, int, UUID, bytes]  # of one partition, in one life of its topic
 Progress = Callable[[Replayed, int, int], None]  # the last one; how many are done; how many there are, as known now

@@ -21,9 +21,8 @@ from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
 from seekpoint.records import Cause, Failure, Span, State
 from seekpoint.worker.apply import Failed, decode_record, write
-from seekpoint.worker.replay.dead_letter_admin import open_at, retry_locked
+from seekpoint.worker.replay.dead_letter_admin import lean, open_at, retry_locked
 from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, closed, keeps_order, refused
-from seekpoint.worker.replay.selection import lean
 
 
 class _Xid8(UserDefinedType[str]):

@@ -30,9 +30,8 @@ from seekpoint.codecs import Codec
 from seekpoint.codecs.arrow import Arrow
 from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.sinks.arrow import AppendArrow, copy_into
-from setting import BATCH, BROKERS, LIMIT, URL
+from setting import BATCH, BROKERS, LIMIT, URL, upgrade
 from subject import KIND, Clock, fresh_table
-from worker_pool import upgrade
 
 PAYMENTS = min(LIMIT, 200_000)
 TOGETHER = 1000  # payments in a record of the Arrow topic

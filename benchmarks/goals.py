@@ -6,6 +6,7 @@ import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from report import MEDIAN_OF, RATE, Row, pairs
@@ -54,6 +55,19 @@ class Goal:
         return {"goal": self.goal, "bar": bar, "figure": figure, "met": met, "how": how}
 
 
+_dearer = partial(Goal, key="dearer_percent", at_most=True)
+
+
+def _claim(what: str, key: str) -> Goal:
+    goal, case = f"claim of 1,000 partitions: {what}", "1000 partitions, analyzed"
+    return Goal(goal, 3, "claims", key=key, case=case, at_most=True, once=True)
+
+
+def _lock(what: str, bar: float, case: str) -> Goal:
+    goal, case = f"{what} of two million rows: seconds under the lock", f"2,000,000 rows, {case}"
+    return Goal(goal, bar, "reload", key="lock_seconds", case=case, at_most=True, once=True)
+
+
 GOALS = (
     Goal("append, of the COPY floor without a primary key", 0.65, "append", "floor"),
     Goal("append, of the COPY floor with a primary key", 0.8, "append, key", "floor, key"),
@@ -69,55 +83,14 @@ GOALS = (
     Goal("upsert, to Connect's: two tasks, two workers", 2, "upsert, 2 workers", "connect upsert, 2"),
     Goal("append, to the seeds' synchronous loop, which writes nothing", 10, "append", "seeds, sync"),
     Goal("append, to the same loop with crc32c", 4, "append", "seeds, sync, crc32c"),
-    Goal(
-        "the ledger's statements, at 1,000 records a transaction: percent dearer",
-        2,
-        "ledger, 1,000",
-        key="dearer_percent",
-        at_most=True,
-    ),
-    Goal(
-        "one record a transaction: the ledger over the same insert alone, percent dearer",
-        15,
-        "small",
-        key="dearer_percent",
-        at_most=True,
-    ),
-    Goal(
-        "claim of 1,000 partitions: the statement that claims, in the database, milliseconds",
-        3,
-        "claims",
-        key="in_database_p50_ms",
-        case="1000 partitions, analyzed",
-        at_most=True,
-        once=True,
-    ),
-    Goal(
-        "claim of 1,000 partitions: the whole of Ledger.claim, milliseconds",
-        3,
-        "claims",
-        key="claim_p50_ms",
-        case="1000 partitions, analyzed",
-        at_most=True,
-        once=True,
-    ),
+    _dearer("the ledger's statements, at 1,000 records a transaction: percent dearer", 2, "ledger, 1,000"),
+    _dearer("one record a transaction: the ledger over the same insert alone, percent dearer", 15, "small"),
+    _claim("the statement that claims, in the database, milliseconds", "in_database_p50_ms"),
+    _claim("the whole of Ledger.claim, milliseconds", "claim_p50_ms"),
     Goal("a reload's staging by Spark's tasks, to Spark's JDBC writer", 2.5, "staging, Spark", "staging, JDBC"),
-    *(
-        Goal(
-            f"{what} of two million rows: seconds under the lock",
-            bar,
-            "reload",
-            key="lock_seconds",
-            case=case,
-            at_most=True,
-            once=True,
-        )
-        for what, bar, case in (
-            ("merge, 1 % changed,", 0.2, "2,000,000 rows, merge, 1 % changed, any keys"),
-            ("generation, all changed,", 0.05, "2,000,000 rows, generation"),
-            ("swap, all changed,", 0.05, "2,000,000 rows, swap"),
-        )
-    ),
+    _lock("merge, 1 % changed,", 0.2, "merge, 1 % changed, any keys"),
+    _lock("generation, all changed,", 0.05, "generation"),
+    _lock("swap, all changed,", 0.05, "swap"),
 )
 
 

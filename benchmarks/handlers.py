@@ -9,7 +9,6 @@ sink.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 
 from seekpoint import Append, Batch, Json, Pipeline
 from setting import cpu
+from stage import arguments
 from subject import COLUMNS, KIND, fresh_table
 from unit import Unit, in_turn, ratio
 
@@ -104,9 +104,7 @@ def appending(group: str) -> Pipeline:
 
 def main() -> None:
     """Every style, both ways."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few rounds: does it work")
-    rounds, calls = (2, 2) if parser.parse_args().quick else (7, 3)
+    rounds, calls = (2, 2) if arguments(__doc__).parse_args().quick else (7, 3)
     fresh_table()
     subjects: dict[str, Callable[[], Any]] = {"Append": Unit(appending, SIZE)}
     for style, handle in STYLES.items():

@@ -12,10 +12,10 @@ import statistics
 from append import pipeline
 from seekpoint import Ledger
 from seekpoint.worker import worker as running
-from setting import BATCH, LIMIT
+from setting import BATCH, LIMIT, upgrade
 from subject import check, fresh_table, row
 from unit import Silent
-from worker_pool import Run, upgrade, work
+from worker_pool import Run, work
 
 PAIRS = 5
 

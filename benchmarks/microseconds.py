@@ -19,9 +19,9 @@ import psutil
 
 from append import pipeline
 from seekpoint import events
-from setting import KEYED, LIMIT
+from setting import KEYED, LIMIT, upgrade
 from subject import KIND, check, fresh_table
-from worker_pool import Run, upgrade, work
+from worker_pool import Run, work
 
 STAGES = {
     "fetch from the client library": "seekpoint.kafka.client:Client.read",

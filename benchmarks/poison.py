@@ -26,7 +26,7 @@ from demo.flights import TOPIC, Feed, Flight, table
 from demo.wire import create_topic
 from seekpoint import Append, Batch, Json, Pipeline, Poison, Worker, events
 from seekpoint.pipeline.policy import DeadLetterLimits, Retry
-from setting import flights
+from setting import flights, upgrade
 from stage import Stage, arguments, say, servers
 
 SHARES = (0, 100_000, 1_000, 100, 10)  # 0: none
@@ -132,7 +132,7 @@ def main() -> int:
     shares = [0, *sorted({*map(int, options.shares.split(","))} - {0}, reverse=True)]
     rates: dict[tuple[str, int], list[float]] = {}
     with servers() as stage, get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        stage.upgrade()
+        upgrade(stage.url)
         create_topic(stage.brokers, TOPIC, PARTITIONS)
         Feed(stage.brokers, flights(records)).send()
         for _ in range(options.rounds):

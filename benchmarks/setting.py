@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from itertools import count, islice
 
 import msgspec
+from sqlalchemy import create_engine
 
 from demo.flights import Flight, read_flights
+from seekpoint import schema
 
 BROKERS = os.environ.get("BENCH_BROKERS", "127.0.0.1:9092")
 DSN = os.environ.get("BENCH_DSN", "host=127.0.0.1 port=5432 user=postgres dbname=postgres")
@@ -29,6 +31,13 @@ def flights(records: int = RECORDS) -> Iterator[Flight]:
     year = list(read_flights())
     again = (msgspec.structs.replace(f, id=f.id + lap * len(year)) if lap else f for lap in count() for f in year)
     return islice(again, records)
+
+
+def upgrade(url: str = URL) -> None:
+    """The ledger's tables."""
+    engine = create_engine(url)
+    schema.upgrade(engine)
+    engine.dispose()
 
 
 def cpu() -> float:

@@ -16,7 +16,6 @@ Client and server take turns on one core. ``ledger_cost`` is the ratio with : wi
 
 from __future__ import annotations
 
-import argparse
 import json
 import secrets
 import statistics
@@ -35,6 +34,7 @@ from seekpoint.ledger import Expected, Move
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.records import Partition
 from setting import DSN, URL, cpu
+from stage import arguments
 from subject import COLUMNS, KIND, fresh_table
 from unit import RECORDS, Silent, Unit, in_turn, ratio
 
@@ -155,9 +155,7 @@ def measure(size: int, on: bool, rounds: int, calls: int) -> None:
 
 def main() -> None:
     """All sizes, durable and not."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few rounds: does it work")
-    rounds, calls = (4, 5) if parser.parse_args().quick else (15, 12)
+    rounds, calls = (4, 5) if arguments(__doc__).parse_args().quick else (15, 12)
     fresh_table()
     for on in (True, False):
         for size in SIZES:

@@ -21,13 +21,12 @@ from typing import Any
 
 import psutil
 import psycopg
-from sqlalchemy import create_engine
 
 from demo.wire import create_topic
-from seekpoint import schema
 from seekpoint.testing.child_process import ChildProcess, Report, start_python
 from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.postgres import start_postgres, url_of
+from setting import upgrade
 
 POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
 TABLE = "orders"
@@ -62,13 +61,7 @@ class Stage:
             connection.execute(f"DROP TABLE IF EXISTS {TABLE}".encode())
             connection.execute(f"CREATE TABLE {TABLE} ({COLUMNS}{more}{primary})".encode())
             connection.execute("CHECKPOINT")
-        self.upgrade()
-
-    def upgrade(self) -> None:
-        """The ledger's tables."""
-        engine = create_engine(self.url)
-        schema.upgrade(engine)
-        engine.dispose()
+        upgrade(self.url)
 
     def rows(self) -> tuple[int, int]:
         """How many rows the table has, and how many different ids."""

@@ -12,11 +12,9 @@ from multiprocessing.synchronize import Barrier
 from time import monotonic
 from typing import Any, NamedTuple
 
-from sqlalchemy import create_engine
-
 from peers import kinds
-from seekpoint import Limits, Pipeline, Worker, events, schema
-from setting import BATCH, BROKERS, LIMIT, PARALLELISM, URL, cpu
+from seekpoint import Limits, Pipeline, Worker, events
+from setting import BATCH, BROKERS, LIMIT, PARALLELISM, URL, cpu, upgrade
 from subject import KIND, check, row
 
 PATIENCE = 600.0  # seconds that members wait for each other
@@ -33,13 +31,6 @@ class Run(NamedTuple):
     cpu_seconds: float
     records: int
     transactions: int
-
-
-def upgrade() -> None:
-    """The ledger's tables."""
-    engine = create_engine(URL)
-    schema.upgrade(engine)
-    engine.dispose()
 
 
 def work(

@@ -91,7 +91,7 @@ class Script:
 
     def _kill(self, name: str, step: str) -> None:
         worker = self._halted(name, step)
-        open_ = self._open_transaction(worker)
+        open_ = open_transaction(self._database, worker)
         worker.kill()
         self.outcome.kills += 1
         if open_ is None:
@@ -99,7 +99,7 @@ class Script:
         else:
             self.outcome.kills_in_transaction += 1
             self._say(f"killed {name} at {step}: {open_}")
-            self._pool.wait("Postgres to roll it back", lambda: not self._is_open(open_))
+            self._pool.wait("Postgres to roll it back", lambda: not is_open(self._database, open_))
         self._pool.start(name)
 
     # -- frozen ---------------------------------------------------------------------------------------
@@ -114,14 +114,14 @@ class Script:
     def _freeze_in_transaction(self, name: str) -> None:
         """A zombie inside its transaction: the successor's claim waits for it, but not for long."""
         worker = self._halted(name, "Applied")
-        open_ = self._open_transaction(worker)
+        open_ = open_transaction(self._database, worker)
         if open_ is None:
             raise DemoFailed(f"worker {name} halted at Applied, but the server knows of no open transaction of it")
         heir, troubles = self._pool.other(name), len(worker.troubles)
         stalls = len(heir.stalls)
         waited = self._outlive(worker)
         put_off = heir.stalls[stalls:]
-        if self._is_open(open_):
+        if is_open(self._database, open_):
             raise DemoFailed(f"worker {heir.name} continued in spite of {open_}")
         self._tell_of_freeze(worker, str(open_), waited)
         self._expect_refusal(worker)
@@ -165,14 +165,6 @@ class Script:
             self._say(f"  continued {zombie.name}: fenced ({why})")
         else:
             self._say(f"  continued {zombie.name}: NOT fenced, its write was committed")
-
-    # -- what the server says -------------------------------------------------------------------------
-
-    def _open_transaction(self, worker: WorkerProcess) -> OpenTransaction | None:
-        return open_transaction(self._database, worker)
-
-    def _is_open(self, transaction: OpenTransaction) -> bool:
-        return is_open(self._database, transaction)
 
 
 def open_transaction(database: Engine, worker: WorkerProcess) -> OpenTransaction | None:

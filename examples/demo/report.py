@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -101,19 +101,12 @@ class Report:
 
     def as_json(self) -> str:
         """The report for machines."""
-        c, o = self.comparison, self.outcome
+        counted = asdict(self.comparison) | asdict(self.outcome)
         return json.dumps(
             {
-                "records_in": c.records_in,
-                "rows_out": c.rows_out,
-                "lost": c.lost,
-                "twice": c.twice,
-                "transactions": c.transactions,
-                "kills": o.kills,
-                "kills_in_transaction": o.kills_in_transaction,
-                "fenced": o.fenced,
+                **{name: number for name, number in counted.items() if name not in {"strange", "story"}},
                 "seconds": round(self.seconds, 2),
-                "records_per_second": round(c.records_in / self.seconds),
+                "records_per_second": round(self.comparison.records_in / self.seconds),
                 "broker": self.broker,
                 "postgres": self.postgres,
             },

@@ -26,6 +26,7 @@ from sqlalchemy import (
     text,
 )
 
+from demo import flights
 from demo.flights import Flight
 from demo.poison.kinds import ID
 from seekpoint import events
@@ -50,8 +51,13 @@ class Notice(Flight, frozen=True, gc=False):
     trouble: str | None = None
 
 
-def _number(name: str, *, nullable: bool = False) -> Column[Any]:
-    return Column(name, SmallInteger, nullable=nullable)
+LENGTHS = {"carrier": 2, "tailnum": 6, "origin": 3, "dest": 3}
+NULLABLE = {"dep_time", "dep_delay", "arr_time", "arr_delay", "tailnum", "air_time"}
+
+
+def _column(plain: Column[Any]) -> Column[Any]:
+    kind = String(LENGTHS[plain.name]) if plain.name in LENGTHS else plain.type
+    return Column(plain.name, kind, nullable=plain.name in NULLABLE)
 
 
 def make_table(name: str) -> Table:
@@ -60,20 +66,7 @@ def make_table(name: str) -> Table:
         name,
         MetaData(),
         Column("id", BigInteger, primary_key=True, autoincrement=False),
-        *map(_number, ("year", "month", "day")),
-        _number("dep_time", nullable=True),
-        _number("sched_dep_time"),
-        *(_number(each, nullable=True) for each in ("dep_delay", "arr_time")),
-        _number("sched_arr_time"),
-        _number("arr_delay", nullable=True),
-        Column("carrier", String(2), nullable=False),
-        Column("flight", Integer, nullable=False),
-        Column("tailnum", String(6)),
-        Column("origin", String(3), nullable=False),
-        Column("dest", String(3), nullable=False),
-        _number("air_time", nullable=True),
-        *map(_number, ("distance", "hour", "minute")),
-        Column("time_hour", DateTime(timezone=True), nullable=False),
+        *(_column(column) for column in flights.table.c if column.name != "id"),
         CheckConstraint("distance > 0", name=f"{name}_distance_check"),
     )
 

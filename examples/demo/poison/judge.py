@@ -44,10 +44,10 @@ class Verdict:
     skipped: int = 0
     lost: int = 0
     twice: int = 0
-    strange: int = 0
-    set_aside: int = 0
-    replayed: int = 0
     killers_parked: int = 0
+    replayed: int = 0
+    set_aside: int = 0
+    strange: int = 0
     fates: dict[str, Fate] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 

@@ -70,16 +70,11 @@ class Report:
     def as_json(self) -> str:
         """The report for machines."""
         v = self.verdict
+        counted = {name: number for name, number in asdict(v).items() if isinstance(number, int)}
+        del counted["strange"], counted["set_aside"]
         return json.dumps(
             {
-                "records": v.records,
-                "applied": v.applied,
-                "parked": v.parked,
-                "skipped": v.skipped,
-                "lost": v.lost,
-                "twice": v.twice,
-                "killers_parked": v.killers_parked,
-                "replayed": v.replayed,
+                **counted,
                 "seconds": round(self.seconds, 2),
                 "rate_clean": round(self.rate_clean),
                 "rate_poisoned": round(self.rate_poisoned),

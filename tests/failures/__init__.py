@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("failing.judge")
+pytest.register_assert_rewrite("failures.judge")

@@ -19,14 +19,11 @@ WORKERS = 3  # workers
 STEPS = ("BatchOpened", "Held", "Copying", "Applied", "Advanced", "Committed", "Activated")
 IN_TRANSACTION = ("Held", "Copying", "Applied", "Advanced")
 
+KILLS = {f"kill_at_{name}": step for name, step in zip(
+    ("batch_opened", "held", "copying", "applied", "advanced", "committed", "activated"), STEPS, strict=True
+)}  # fmt: skip
 KINDS = (
-    "kill_at_batch_opened",
-    "kill_at_held",
-    "kill_at_copying",
-    "kill_at_applied",
-    "kill_at_advanced",
-    "kill_at_committed",
-    "kill_at_activated",
+    *KILLS,
     "kill_at_random",
     "zombie_before_writing",
     "zombie_in_transaction",
@@ -51,9 +48,6 @@ KINDS = (
     "poison",
     "crashing_record",
 )
-KILLS = {f"kill_at_{name}": step for name, step in zip(
-    ("batch_opened", "held", "copying", "applied", "advanced", "committed", "activated"), STEPS, strict=True
-)}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -18,6 +17,7 @@ from migrations.test_host import Host
 from migrations.test_install import LETTER, ODD_NAMES, ROWS, ROWS_NOW, asked, at, run_script
 from seekpoint import schema
 from seekpoint.errors import ConfigError
+from support.waiting import until
 
 GROUP = 'O\'Brien:100%, "x" $seekpoint$'  # nothing of it is a placeholder, an end of a literal or of a block
 OFFSETS = (
@@ -64,32 +64,21 @@ def test_offsets_that_a_claim_is_about_to_store_are_not_dropped_without_permissi
     schema.upgrade(engine, to="0001")
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO seekpoint.consumer_group (name) VALUES ('g')"))
-    refused: list[BaseException] = []
-
-    def downgrade() -> None:
-        try:
-            schema.downgrade(engine)
-        except ConfigError as error:
-            refused.append(error)
-
-    thread = threading.Thread(target=downgrade)
-    with engine.connect() as claiming:
+    with ThreadPoolExecutor(1) as pool, engine.connect() as claiming:
         claiming.execute(text(
             "INSERT INTO seekpoint.partition_offset (consumer_group, topic, partition, topic_id, first_offset,"
             " next_offset, claim, epoch) VALUES ('g', 't', 0, gen_random_uuid(), 0, 0, gen_random_uuid(), 1)"
         ))  # fmt: skip
-        thread.start()
-        deadline = monotonic() + 30
+        downgraded = pool.submit(schema.downgrade, engine)
         waits = text(
             "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database WHERE d.datname = current_database() "
             "AND NOT granted"
         )
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
-            while not looking.scalar(waits):
-                assert monotonic() < deadline
+            until(lambda: looking.scalar(waits), "the downgrade to wait")
         claiming.commit()
-    thread.join(30)
-    assert "would drop the stored offsets of groups 'g' (1)" in " ".join(map(str, refused))
+        with pytest.raises(ConfigError, match=r"would drop the stored offsets of groups 'g' \(1\)"):
+            downgraded.result(30)
     assert offsets(engine) == 1
 
 

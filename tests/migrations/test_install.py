@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import psycopg
@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 from seekpoint import schema
 from seekpoint.errors import ConfigError, SchemaMismatch
 from seekpoint.ledger import tables
+from support.waiting import until
 
 SINCE_0004 = {"group_topic"}
 SINCE_0003 = {
@@ -222,13 +223,8 @@ def test_two_processes_upgrade_at_once(engine: Engine, database_url: str) -> Non
             racer.stdin.write(database_url)
             racer.stdin.close()
             racer.stdin = None
-        pause = threading.Event()
         with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as watcher:
-            for _ in range(600):
-                if watcher.scalar(WAITING) == 2 or any(racer.poll() is not None for racer in racers):
-                    break
-                pause.wait(0.05)
-            assert watcher.scalar(WAITING) == 2
+            until(lambda: watcher.scalar(WAITING) == 2, "both to wait")
         first.rollback()  # so that a racer finds nothing and has to build
     for racer in racers:
         _, complaint = racer.communicate(timeout=60)
@@ -322,14 +318,10 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     rows, file = kept(engine, name), file_of(engine, name)
     assert [len(each) for each in rows.values()] == [1, 1, 1, 100]
 
-    up("0002", "0001")
-    assert (made(engine, name), at(engine, name)) == (OURS - SINCE_0003, "0002")
-    up("0003", "0002")
-    assert (made(engine, name), at(engine, name)) == (OURS - SINCE_0004, "0003")
-    up("0004", "0003")
-    assert (made(engine, name), at(engine, name)) == (OURS, "0004")
-    up("0005", "0004")
-    assert (made(engine, name), at(engine, name)) == (OURS, schema.HEAD)
+    steps = {"0001": FIRST, "0002": OURS - SINCE_0003, "0003": OURS - SINCE_0004, "0004": OURS, schema.HEAD: OURS}
+    for since, to in pairwise(steps):
+        up(to, since)
+        assert (made(engine, name), at(engine, name)) == (steps[to], to)
     with engine.connect() as connection:
         schema.check(connection, name)
     assert file_of(engine, name) == file

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.sql.base import Executable
 
@@ -33,6 +31,7 @@ from seekpoint.ledger.sql import reload_run as reload
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from seekpoint.worker.replay import replay_one as admin
+from support.round_trips import overheard
 
 FOLDER = Path(__file__).parent
 REWRITE = os.environ.get("SEEKPOINT_REWRITE_SQL") == "1"
@@ -86,21 +85,6 @@ def test_no_snapshot_is_left_of_a_statement_that_is_gone() -> None:
         for name in gone:
             (FOLDER / name).unlink()
     assert REWRITE or not gone, f"remove {', '.join(sorted(gone))}"
-
-
-@contextmanager
-def overheard(engine: Engine) -> Iterator[set[str]]:
-    """The texts of all statements that the engine runs meanwhile."""
-    texts: set[str] = set()
-
-    def note(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
-        texts.add("\n".join(line.rstrip() for line in text.strip().splitlines()) + ";\n")
-
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield texts
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
 
 
 def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:

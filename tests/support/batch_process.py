@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +11,8 @@ from sqlalchemy import create_engine
 from seekpoint import Pipeline
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.batch import batch as job
+from seekpoint.jobs.reload import LocalStager, Run, Staged, Task
+from seekpoint.jobs.tables.targets import sources
 from seekpoint.testing.child_process import report
 from support.processes import JobProcess, Standing
 from support.reload_orders import Shop, pipeline
@@ -32,6 +35,19 @@ def paused(shop: Shop) -> str | None:
     """By whom the group is paused; None where it is not."""
     found = shop.execute("SELECT paused_by FROM {schema}.consumer_group WHERE name = :g AND paused", g=shop.group)
     return found[0][0] if found else None
+
+
+class Pausing:
+    """A stager that does something before it hands out what was staged."""
+
+    def __init__(self, shop: Shop, then: Any, **options: Any) -> None:
+        made = sources([shop.pipeline(**options)])
+        self._stager = LocalStager(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, made)
+        self._then = then
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+        yield from self._stager.stage(run, tasks)
+        self._then(run)
 
 
 class Batcher(JobProcess):

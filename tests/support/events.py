@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from seekpoint.events import Activated, Committed, Event, Observer, WorkerStopped
 from seekpoint.records import Partition
@@ -54,35 +54,15 @@ class Recorder:
         """The events of one kind so far."""
         return [event for event in self.events[since:] if isinstance(event, kind)]
 
-    @overload
     def wait_for(
         self,
-        kind: type[E],
+        kind: type[E] | tuple[type[E], ...],
         where: Wanted | None = None,
         *,
         since: int = 0,
         count: int = 1,
         timeout: float = SECONDS,
-    ) -> E: ...
-    @overload
-    def wait_for(
-        self,
-        kind: tuple[type[Event], ...],
-        where: Wanted | None = None,
-        *,
-        since: int = 0,
-        count: int = 1,
-        timeout: float = SECONDS,
-    ) -> Event: ...
-    def wait_for(
-        self,
-        kind: Any,
-        where: Wanted | None = None,
-        *,
-        since: int = 0,
-        count: int = 1,
-        timeout: float = SECONDS,
-    ) -> Any:
+    ) -> E:
         """The ``count``-th event of this kind for which ``where`` holds, as soon as it has happened.
 
         Fails after ``timeout`` seconds, or at once when the worker has ended without it, and shows what happened.

@@ -130,8 +130,7 @@ class Books:
         start = next((at.next_offset for at in before if at.partition.number == 0), 0)
         self.shop.produce(self.shop.topic, records, partition=0)
         worker = self.worker(make(1), **options)
-        worker.reached(self.shop.topic, start + len(records))
-        worker.stop()
+        worker.finish(self.shop.topic, start + len(records))
 
     def reload(self, handle: Handle, version: int = 2, **options: Any) -> Reload:
         given = options.pop("pipeline", {})

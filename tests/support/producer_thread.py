@@ -1,17 +1,14 @@
-"""Orders that go on coming while a test reloads, on a thread of their own."""
+"""Orders that are produced while a test reloads, on a thread of their own."""
 
 from __future__ import annotations
 
-import threading
-from time import monotonic
-
 from support.background import Background
-from support.events import Run
 from support.reload_orders import Shop, of
+from support.waiting import until
 
 
 class Feed(Background):
-    """Orders that go on coming, on a thread of their own; ``all`` is what was produced."""
+    """Produces orders on a thread of its own; ``all`` is what was produced."""
 
     def __init__(self, shop: Shop) -> None:
         super().__init__()
@@ -26,9 +23,7 @@ class Feed(Background):
             self.all += new
 
 
-def applied(shop: Shop, feed: Feed, worker: Run) -> None:
-    """Until the worker has committed all that was produced."""
-    deadline, pause = monotonic() + 30, threading.Event()
-    while shop.execute("SELECT sum(next_offset) FROM {schema}.partition_offset") != [(len(feed.all),)]:
-        assert monotonic() < deadline, worker.seen.events[-20:]
-        pause.wait(0.02)
+def applied(shop: Shop, feed: Feed) -> None:
+    """Wait until workers have committed all that was produced."""
+    passed = "SELECT sum(next_offset) FROM {schema}.partition_offset"
+    until(lambda: shop.execute(passed) == [(len(feed.all),)], f"{len(feed.all)} records to be committed")

@@ -1,4 +1,4 @@
-"""How often a connection waited for its server: libpq writes down every message that passes."""
+"""What a connection sends: its statements, and how often it waited for its server (libpq writes down every message)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,24 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import psycopg
+from sqlalchemy import Engine, event
 
 ANSWERS = ("ReadyForQuery", "CopyInResponse", "CopyOutResponse")  # what a client waits for before it goes on
+
+
+@contextmanager
+def overheard(engine: Engine) -> Iterator[set[str]]:
+    """The texts of all statements that the engine runs meanwhile."""
+    texts: set[str] = set()
+
+    def note(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+        texts.add("\n".join(line.rstrip() for line in text.strip().splitlines()) + ";\n")
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield texts
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
 
 
 @dataclass

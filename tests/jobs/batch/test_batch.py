@@ -74,8 +74,7 @@ def test_a_worker_and_batches_take_turns(shop: Shop) -> None:
     assert done.records == len(LATER)
     worker = shop.worker()
     shop.produce(shop.topic, [of(1, 77, 7)], partition=0)
-    worker.reached(shop.topic, len(FIRST) + len(LATER) + 1)
-    worker.stop()
+    worker.finish(shop.topic, len(FIRST) + len(LATER) + 1)
     assert shop.rows() == doubled([*FIRST, *LATER, of(1, 77, 7)], by=1)
 
 
@@ -92,8 +91,7 @@ def test_a_live_worker_is_not_disturbed_without_being_asked(shop: Shop) -> None:
     except BatchRefused as refused:
         assert "workers own partitions" in refused.reasons[0]  # noqa: PT017 -- or the worker was faster
         assert "pause=True" in refused.reasons[0]  # noqa: PT017
-    worker.reached(shop.topic, len(FIRST) + len(LATER))
-    worker.stop()
+    worker.finish(shop.topic, len(FIRST) + len(LATER))
     assert shop.rows() == doubled(FIRST + LATER, by=1)
 
 
@@ -110,8 +108,7 @@ def test_with_pause_live_workers_wait_and_go_on_from_the_new_offsets(shop: Shop)
     shop.produce(shop.topic, LATER, partition=0)
     batch(shop, progress=look).run(pause=True)
     shop.produce(shop.topic, [of(2, 5, 5)], partition=0)
-    worker.reached(shop.topic, len(FIRST) + len(LATER) + 1)
-    worker.stop()
+    worker.finish(shop.topic, len(FIRST) + len(LATER) + 1)
     assert shop.rows() == doubled([*FIRST, *LATER, of(2, 5, 5)], by=1)
     assert all(by is not None and by.startswith("batch ") for by in gate)
     assert paused(shop) is None

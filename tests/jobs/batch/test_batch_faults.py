@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -15,37 +15,41 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
-from seekpoint import Append, Json, Limits, Partition, Pipeline
+from seekpoint import Limits, Partition
 from seekpoint.cli.app import app
 from seekpoint.errors import BatchRefused, ConfigError, ReloadOver
 from seekpoint.jobs.batch import batch as job
 from seekpoint.jobs.batch.open import open_batch
 from seekpoint.jobs.batch.publish import totals
-from seekpoint.jobs.reload import Driver, LocalStager, Run, Staged, Task, stage_range
+from seekpoint.jobs.reload import Driver, Run, stage_range
 from seekpoint.jobs.run import Tx
-from seekpoint.jobs.staging import stage as staging
-from seekpoint.jobs.tables.targets import sources
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
 from seekpoint.testing.servers.postgres import PostgresServer
-from support.batch_process import Batcher, batch, offsets, paused
+from support.batch_process import Batcher, Pausing, batch, offsets, paused
 from support.proxy import PostgresProxy
-from support.reload_orders import Order, Shop, doubled, gone, of, shop_on
+from support.reload_orders import Shop, doubled, gone, of, shop_on
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 LATER = [of(n % 50, n, n) for n in range(200, 230)]
 PLACES = ["opened", "turn staging", "staging", "turn staged", "staged", "turn cut_over"]
 
 
-def kill_at(shop: Shop, at: str, **options: Any) -> UUID:
+@pytest.fixture
+def shop(shop: Shop) -> Shop:
+    """The shop, with FIRST in its topic."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    return shop
+
+
+def kill_at(shop: Shop, at: str) -> UUID:
     """A driver of its own process begins a batch, and is killed where it stands."""
-    Batcher(shop, at=at, **options).kill_where_it_waits()
+    Batcher(shop, at=at).kill_where_it_waits()
     return UUID(str(shop.execute("SELECT id FROM {schema}.reload_run WHERE strategy = 'batch'")[0][0]))
 
 
 @pytest.mark.parametrize("at", PLACES)
 def test_the_batch_of_a_killed_driver_is_taken_and_goes_on(shop: Shop, at: str) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
     run = kill_at(shop, at)
     assert shop.rows() == []
     assert offsets(shop) == {f"{shop.topic}/0": 0, f"{shop.topic}/1": 0}
@@ -63,7 +67,6 @@ def test_the_batch_of_a_killed_driver_is_taken_and_goes_on(shop: Shop, at: str) 
 
 @pytest.mark.parametrize("at", ["opened", "staging", "turn cut_over"])
 def test_the_batch_of_a_killed_driver_is_aborted_and_workers_go_on(shop: Shop, at: str) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
     run = kill_at(shop, at)
     with pytest.raises(BatchRefused, match=f"--resume {run}.*abort {run}"):
         batch(shop).run()
@@ -73,15 +76,13 @@ def test_the_batch_of_a_killed_driver_is_aborted_and_workers_go_on(shop: Shop, a
     assert batch(shop).run().records == len(FIRST) + 10, "its own claims do not pass for a worker"
     worker = shop.worker()
     shop.produce(shop.topic, LATER[10:], partition=0)
-    worker.reached(shop.topic, len(FIRST) + len(LATER))
-    worker.stop()
+    worker.finish(shop.topic, len(FIRST) + len(LATER))
     assert shop.rows() == doubled(FIRST + LATER, by=1)
     with pytest.raises(ReloadOver):
         batch(shop).take_over(run)
 
 
 def test_a_batch_that_nobody_drives_is_found_and_swept(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
     run = kill_at(shop, "staging")
     ((by, reason),) = shop.execute("SELECT paused_by, paused_reason FROM {schema}.consumer_group")
     assert by == f"batch {run}"
@@ -112,22 +113,8 @@ def at_cut_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[UUID, Tx], None
     monkeypatch.setattr(job, "Driver", Hooked)
 
 
-class Pausing:
-    """A stager that does something before it hands out what was staged."""
-
-    def __init__(self, shop: Shop, then: Any, **options: Any) -> None:
-        made = sources([shop.pipeline(**options)])
-        self._stager = LocalStager(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, made)
-        self._then = then
-
-    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
-        yield from self._stager.stage(run, tasks)
-        self._then(run)
-
-
 def test_a_group_that_was_resumed_and_went_on_keeps_the_batch_out(shop: Shop) -> None:
     """I2: a stale claim writes nothing."""
-    shop.produce(shop.topic, FIRST, partition=0)
 
     def meanwhile(run: Run) -> None:
         shop.ledger().resume(reason="impatience")
@@ -145,7 +132,6 @@ def test_a_group_that_was_resumed_and_went_on_keeps_the_batch_out(shop: Shop) ->
 
 def test_a_claim_alone_keeps_the_batch_out(shop: Shop) -> None:
     """I2: also where nobody has advanced."""
-    shop.produce(shop.topic, FIRST, partition=0)
 
     def meanwhile(run: Run) -> None:
         shop.ledger().reset_offset(shop.topic, 0, 0, log=None, reason="a move that moves nothing")
@@ -159,7 +145,6 @@ def test_a_claim_alone_keeps_the_batch_out(shop: Shop) -> None:
 
 def test_a_batch_that_is_taken_behind_a_worker_is_ended(shop: Shop) -> None:
     """I3: its ranges begin where the group no longer stands."""
-    shop.produce(shop.topic, FIRST, partition=0)
     run = kill_at(shop, "staging")
     shop.ledger().resume(reason="impatience")
     worker = shop.worker()
@@ -178,7 +163,6 @@ def test_a_batch_that_is_taken_behind_a_worker_is_ended(shop: Shop) -> None:
 
 def test_two_drivers_of_one_batch(shop: Shop) -> None:
     """The one that takes it has it; the other fails at its next step, with nothing written."""
-    shop.produce(shop.topic, FIRST, partition=0)
     done: list[Any] = []
 
     def take(run: Run) -> None:
@@ -192,7 +176,6 @@ def test_two_drivers_of_one_batch(shop: Shop) -> None:
 
 
 def test_two_batches_at_once(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
     refused: list[BatchRefused] = []
 
     def another(run: Run) -> None:
@@ -205,35 +188,7 @@ def test_two_batches_at_once(shop: Shop) -> None:
     assert shop.rows() == doubled(FIRST, by=1)
 
 
-class Again(LocalStager):
-    """Stages everything twice, and some of it in other pieces, as retries and speculation do."""
-
-    calls = 0
-
-    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
-        self.calls += 1
-        staged = list(super().stage(run, tasks))
-        for task in tasks if self.calls == 1 else ():
-            middle = (task.range.start + task.range.end) // 2
-            list(super().stage(run, [task, replace(task, range=replace(task.range, end=middle))]))
-        yield from staged
-
-
-@pytest.mark.parametrize("kind", ["upsert", "append"])
-def test_attempts_that_are_repeated_count_once(shop: Shop, kind: str) -> None:
-    records = [of(n, n, n) for n in range(90)]
-    shop.produce(shop.topic, records, partition=0)
-    made = sources([shop.pipeline(kind=kind)])
-    stager = Again(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, made)
-    done = batch(shop, pipeline={"kind": kind}, stager=stager, range_records=20).run()
-    assert done.records == 90
-    table = {"upsert": "orders", "append": "entries"}[kind]
-    assert done.rows == {f"{shop.schema}.{table}": 90}
-    assert shop.rows(table) == [(n, n, n) for n in range(90)]
-
-
 def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
 
     def lose(run: Run) -> None:
         ((attempt,),) = shop.execute("SELECT table_name FROM {schema}.reload_staged")
@@ -245,24 +200,6 @@ def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> No
     assert paused(shop) is None
 
 
-def test_a_letter_whose_key_is_held_and_that_came_meanwhile_keeps_the_batch_out(shop: Shop) -> None:
-    """A letter that is opened anew after the batch has looked: records of its key wait behind it, with workers."""
-    options: dict[str, Any] = {"on_poison": "dead_letter", "keep_key_order": True}
-    shop.produce(shop.topic, [(of(1)[0], "{"), *FIRST[5:10]], partition=0)
-    shop.work(6, **options)
-    (letter,) = shop.redrive(**options).list()
-    shop.redrive(**options).discard(letter.id, reason="a test")
-    shop.produce(shop.topic, FIRST[10:20], partition=0)
-
-    def parked_again(_: Run) -> None:
-        shop.execute("UPDATE {schema}.dead_letter SET state = 'dead_lettered'")
-
-    with pytest.raises(BatchRefused, match="has 1 open dead letters, and records of their keys are blocked"):
-        batch(shop, pipeline=options, stager=Pausing(shop, parked_again, **options)).run()
-    assert offsets(shop)[f"{shop.topic}/0"] == 6
-    assert paused(shop) is None
-
-
 def range_now(shop: Shop, run: UUID) -> Range:
     with shop.engine.connect() as connection:
         row = connection.execute(
@@ -271,46 +208,11 @@ def range_now(shop: Shop, run: UUID) -> Range:
     return Range(Partition(row.topic, row.partition), row.topic_id, row.first_offset, row.end_offset)
 
 
-def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_once(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two attempts that both committed the one counts in which it did not fail: its letter is another's."""
-    shop.produce(shop.topic, FIRST[:40], partition=0)
-    fails = [True]
-
-    def row(record: Any) -> dict[str, Any]:
-        if fails[0] and record.value.id == 7:
-            raise ValueError("not today")
-        order = record.value
-        return {"id": order.id, "amount": order.amount, "at": order.at, "topic_offset": record.offset}
-
-    sink = Append((shop.schema, "entries"), columns=["id", "amount", "at", "topic_offset"], row=row)
-    made = Pipeline(shop.group, topics=shop.topic, value=Json(Order), sinks=[sink], on_poison="dead_letter")
-
-    class Twice:
-        def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
-            for task in tasks:
-                for number, fails[0] in (("f", True), ("0", False)):
-                    monkeypatch.setattr(staging, "uuid4", lambda number=number: UUID(number * 32))
-                    staged = stage_range(
-                        shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, run.id, pipeline=made,
-                        range_=task.range,
-                    )  # fmt: skip
-                yield staged
-
-    with pytest.raises(BatchRefused, match="1 records failed in some attempt at their range, and 0 in those"):
-        batch(shop, made, stager=Twice()).run()
-    assert shop.rows("entries") == []
-    assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
-    assert paused(shop) is None
-
-
-def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop) -> None:
+def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop, elsewhere: ThreadPoolExecutor) -> None:
     """A zombie that begins past the end, and one that was in its transaction while the batch went on."""
-    shop.produce(shop.topic, FIRST, partition=0)
     held, go_on = threading.Event(), threading.Event()
-    failed: list[Exception] = []
     ranges: list[Range] = []
+    zombies: list[Future[Any]] = []
     kafka = {"bootstrap.servers": shop.brokers}
 
     def slow(record: Any) -> dict[str, Any]:
@@ -322,26 +224,19 @@ def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop) -> None:
     zombie.sinks[0]._row = slow  # type: ignore[attr-defined]
 
     def late(run: UUID) -> None:
-        try:
-            stage_range(shop.engine, shop.schema, kafka, run, pipeline=zombie, range_=ranges[0])
-        except Exception as error:  # noqa: BLE001 -- looked at below
-            failed.append(error)
-
-    threads: list[threading.Thread] = []
+        stage_range(shop.engine, shop.schema, kafka, run, pipeline=zombie, range_=ranges[0])
 
     def begin(run: Run) -> None:
         ranges.append(range_now(shop, run.id))
-        threads.append(threading.Thread(target=late, args=(run.id,)))
-        threads[0].start()
+        zombies.append(elsewhere.submit(late, run.id))
         assert held.wait(30)
 
     done = batch(shop, stager=Pausing(shop, begin)).run()
     go_on.set()
-    threads[0].join(60)
     assert done.run is not None
-    late(done.run)
-    assert len(failed) == 2, failed
-    assert all(isinstance(error, ReloadOver) or "does not exist" in str(error) for error in failed), failed
+    for attempt in (*zombies, elsewhere.submit(late, done.run)):
+        failed = attempt.exception(60)
+        assert isinstance(failed, ReloadOver) or "does not exist" in str(failed), failed
     assert shop.rows() == doubled(FIRST, by=1)
     batch(shop).runs.drop(done.run)
     assert shop.schemas() == []
@@ -360,7 +255,6 @@ def test_a_commit_without_an_answer(
     shop: Shop, proxy: PostgresProxy, proxied: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1: looked up in the run's own row; what was rolled back is tried again."""
-    shop.produce(shop.topic, FIRST, partition=0)
 
     def deliver() -> None:
         assert proxy.fired.wait(60)  # there is nothing to deliver before
@@ -387,7 +281,6 @@ def test_an_opening_without_an_answer_names_its_run(
     shop: Shop, proxy: PostgresProxy, proxied: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group may be paused for a run that nobody drives: whoever reads the error knows which."""
-    shop.produce(shop.topic, FIRST, partition=0)
     asked: list[UUID] = []
 
     def armed(tx: Tx, source: Any, brokers: Any, run: UUID, **options: Any) -> Any:
@@ -417,7 +310,6 @@ def test_an_opening_without_an_answer_names_its_run(
 def test_a_batch_that_is_applied_says_so_though_the_database_is_gone_then(
     shop: Shop, proxy: PostgresProxy, proxied: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
 
     def armed(*given: Any) -> Any:
         proxy.arm("before_commit")
@@ -478,7 +370,6 @@ def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
 
 
 def test_nothing_live_is_locked_while_ranges_are_staged(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
     looks: list[int] = []
 
     def look(*_: object) -> None:
@@ -496,7 +387,6 @@ def test_nothing_live_is_locked_while_ranges_are_staged(shop: Shop) -> None:
 
 def test_the_last_transaction_is_not_ended_as_abandoned(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes: claims that wait for its rows end only what calls itself a worker."""
-    shop.produce(shop.topic, FIRST, partition=0)
     limits = Limits(transaction_age=1.0, claim_wait=0.2)
     told: list[Any] = []
 
@@ -518,7 +408,6 @@ def test_the_last_transaction_is_not_ended_as_abandoned(shop: Shop, monkeypatch:
 
 
 def test_a_reload_and_a_batch_do_not_take_each_others_runs(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
     shop.work(len(FIRST))
     shop.produce(shop.topic, LATER, partition=0)
     reload = shop.reload()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from sqlalchemy import text
 
 from seekpoint import Append, DeadLetterLimits, Json, Pipeline, Text, Upsert
 from seekpoint.errors import BatchRefused, RangeLost, TooManyDeadLetters, TopicRecreated
+from seekpoint.jobs.reload import LocalStager, Run, Staged, Task, stage_range
+from seekpoint.jobs.staging import stage as staging
+from seekpoint.jobs.tables.targets import sources
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.records import State
-from support.batch_process import batch, offsets, paused
-from support.before_cutover import reloaded
+from support.batch_process import Pausing, batch, offsets, paused
+from support.before_cutover import reloaded, widen
 from support.log_changes import delete, in_transactions, trim
 from support.reload_orders import Order, OrderKey, Shop, gone, of
 
@@ -137,9 +141,7 @@ def test_an_order_that_is_null_is_set_aside_by_workers_reloads_and_batches(shop:
                         version=version, on_poison="dead_letter")  # fmt: skip
 
     def worked(group: str, version: int) -> None:
-        worker = shop.run_worker(pipeline(group, version))
-        worker.reached(shop.topic, len(sent))
-        worker.stop()
+        shop.apply(pipeline(group, version), len(sent))
 
     def told(group: str) -> tuple[list[Any], list[Any]]:
         letters = "SELECT record_offset FROM {schema}.dead_letter WHERE consumer_group = :g ORDER BY 1"
@@ -240,6 +242,85 @@ def test_what_only_the_live_table_refuses(shop: Shop) -> None:
     assert [row[0] for row in shop.rows("entries")] == [1, 2]
 
 
+class Again(LocalStager):
+    """Stages everything twice, and some of it in other pieces, as retries and speculation do."""
+
+    calls = 0
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+        self.calls += 1
+        staged = list(super().stage(run, tasks))
+        for task in tasks if self.calls == 1 else ():
+            middle = (task.range.start + task.range.end) // 2
+            list(super().stage(run, [task, replace(task, range=replace(task.range, end=middle))]))
+        yield from staged
+
+
+@pytest.mark.parametrize("kind", ["upsert", "append"])
+def test_attempts_that_are_repeated_count_once(shop: Shop, kind: str) -> None:
+    records = [of(n, n, n) for n in range(90)]
+    shop.produce(shop.topic, records, partition=0)
+    made = sources([shop.pipeline(kind=kind)])
+    stager = Again(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, made)
+    done = batch(shop, pipeline={"kind": kind}, stager=stager, range_records=20).run()
+    assert done.records == 90
+    table = {"upsert": "orders", "append": "entries"}[kind]
+    assert done.rows == {f"{shop.schema}.{table}": 90}
+    assert shop.rows(table) == [(n, n, n) for n in range(90)]
+
+
+def test_a_dead_letter_that_blocks_its_key_and_came_meanwhile_keeps_the_batch_out(shop: Shop) -> None:
+    """A dead letter that is opened again after the batch's check: records of its key are blocked, for workers."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "keep_key_order": True}
+    shop.produce(shop.topic, [(of(1)[0], "{"), *(of(n, n, n) for n in range(5, 10))], partition=0)
+    shop.work(6, **options)
+    (letter,) = shop.redrive(**options).list()
+    shop.redrive(**options).discard(letter.id, reason="a test")
+    shop.produce(shop.topic, [of(n, n, n) for n in range(10, 20)], partition=0)
+
+    def parked_again(_: Run) -> None:
+        shop.execute("UPDATE {schema}.dead_letter SET state = 'dead_lettered'")
+
+    with pytest.raises(BatchRefused, match="has 1 open dead letters, and records of their keys are blocked"):
+        batch(shop, pipeline=options, stager=Pausing(shop, parked_again, **options)).run()
+    assert offsets(shop)[f"{shop.topic}/0"] == 6
+    assert paused(shop) is None
+
+
+def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two attempts that both committed the one counts in which it did not fail: its letter is another's."""
+    shop.produce(shop.topic, [of(n, n, n) for n in range(40)], partition=0)
+    fails = [True]
+
+    def row(record: Any) -> dict[str, Any]:
+        if fails[0] and record.value.id == 7:
+            raise ValueError("not today")
+        order = record.value
+        return {"id": order.id, "amount": order.amount, "at": order.at, "topic_offset": record.offset}
+
+    sink = Append((shop.schema, "entries"), columns=["id", "amount", "at", "topic_offset"], row=row)
+    made = Pipeline(shop.group, topics=shop.topic, value=Json(Order), sinks=[sink], on_poison="dead_letter")
+
+    class Twice:
+        def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+            for task in tasks:
+                for number, fails[0] in (("f", True), ("0", False)):
+                    monkeypatch.setattr(staging, "uuid4", lambda number=number: UUID(number * 32))
+                    staged = stage_range(
+                        shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, run.id, pipeline=made,
+                        range_=task.range,
+                    )  # fmt: skip
+                yield staged
+
+    with pytest.raises(BatchRefused, match="1 records failed in some attempt at their range, and 0 in those"):
+        batch(shop, made, stager=Twice()).run()
+    assert shop.rows("entries") == []
+    assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
+    assert paused(shop) is None
+
+
 # -- logs -------------------------------------------------------------------------------------------------------------
 
 
@@ -333,17 +414,14 @@ def test_an_open_transaction_ends_what_is_read(shop: Shop) -> None:
     assert len(shop.rows("entries")) == 15
 
 
-def test_a_partition_that_was_added_is_read_from_its_beginning(shop: Shop, admin: AdminClient) -> None:
-    from confluent_kafka.cimpl import NewPartitions
-
+def test_a_partition_that_was_added_is_read_from_its_beginning(shop: Shop) -> None:
     shop.produce(shop.topic, [of(n) for n in range(10)], partition=0)
     batch(shop).run()
-    admin.create_partitions([NewPartitions(shop.topic, 3)])[shop.topic].result(20)
+    widen(shop, 3)
     shop.produce(shop.topic, [of(100 + n) for n in range(5)], partition=2)
     assert batch(shop).run().records == 5
     assert offsets(shop)[f"{shop.topic}/2"] == 5
-    with shop.engine.connect() as connection:
-        assert connection.execute(text(f"SELECT count(*) FROM {shop.schema}.orders")).scalar() == 15
+    assert shop.execute("SELECT count(*) FROM {schema}.orders") == [(15,)]
 
 
 def test_rows_that_are_there_are_guarded_as_a_worker_guards_them(shop: Shop) -> None:

@@ -54,8 +54,7 @@ def test_a_group_with_workers_is_refused_unless_they_are_paused(terminal: Termin
         refused = terminal.job("batch", name="old", exits=1)
         assert "the batch cannot be run" in refused.stderr
         holder.rollback()
-    worker.reached(shop.topic, len(FIRST) + 1)
-    worker.stop()
+    worker.finish(shop.topic, len(FIRST) + 1)
     assert shop.rows() == doubled(FIRST + later, by=1)
 
 
@@ -111,7 +110,5 @@ def test_a_batch_that_is_given_up_lets_workers_go_on(terminal: Terminal, shop: S
         process.communicate()
     (run,) = terminal.look("reload", "status")
     terminal.look("reload", "abort", run["id"], "--reason", "workers do it")
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
+    shop.work(len(FIRST))
     assert shop.rows() == doubled(FIRST, by=1)

@@ -14,7 +14,7 @@ from seekpoint.jobs.reload import Reload, Report, cutover
 from seekpoint.jobs.reload import cutover_limits as bounds
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.forecast import UNSAMPLED
-from support.before_cutover import FIRST, diffed, reloaded, settled, started
+from support.before_cutover import FIRST, diffed, reloaded, resume, settled, started
 from support.reload_orders import Shop, doubled, of, pipeline
 from support.reload_process import Reloader
 
@@ -195,12 +195,12 @@ def test_a_table_from_which_others_inherit_is_refused(full: Shop) -> None:
 # -- the wait ------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tries follow at once; the list has after which ones there was a pause."""
     made: list[int] = []
     monkeypatch.setattr(cutover, "longer_pause", made.append)
-    yield made
+    return made
 
 
 def test_a_wait_that_is_predicted_to_be_too_long_is_refused_before_the_lock(shop: Shop) -> None:
@@ -236,22 +236,17 @@ def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(shop: S
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_the_wait_for_the_workers_counts(full: Shop, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+def test_the_wait_for_the_workers_counts(full: Shop, pauses: list[int], strategy: str) -> None:
     """A worker has a batch in hand: each try is rolled back at the bound, and the run stays open after five."""
     reload = with_bounds(full, max_wait=0.4)
-    with (
-        diffed(reload, strategy=strategy) as (_, driver, rounds),
-        full.engine.connect() as worker,
-        pauses(monkeypatch) as made,
-    ):
+    with diffed(reload, strategy=strategy) as (_, driver, rounds), full.engine.connect() as worker:
         worker.execute(text(f"SELECT FROM {full.schema}.partition_offset FOR UPDATE"))
         with pytest.raises(CutOverRefused, match=r"5 tries were rolled back after 0\.\d s") as found:
             reload.cut_over(driver, rounds)
-        assert made == [1, 2, 3, 4]
+        assert pauses == [1, 2, 3, 4]
     assert all(0.3 < wait < 2 for wait in found.value.waits), found.value.waits
     assert full.rows() == doubled(RECORDS, by=1)
-    reload = with_bounds(full, max_wait=60.0)
-    reload.run(reload.take_over(driver.run.id))
+    resume(with_bounds(full, max_wait=60.0), driver.run.id)
     assert full.rows() == doubled(RECORDS)
 
 
@@ -304,12 +299,11 @@ def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
     assert full.rows() == doubled(RECORDS)
 
 
-def test_a_row_that_another_session_has_locked_is_waited_for_shortly(
-    full: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("pauses")
+def test_a_row_that_another_session_has_locked_is_waited_for_shortly(full: Shop) -> None:
     """However long workers may wait: they do not wait for others."""
     reload = with_bounds(full, max_wait=60.0)
-    with diffed(reload) as (_, driver, rounds), full.engine.connect() as other, pauses(monkeypatch):
+    with diffed(reload) as (_, driver, rounds), full.engine.connect() as other:
         other.execute(text(f"UPDATE {full.schema}.orders SET note = 'mine' WHERE id = 7"))
         with pytest.raises(CutOverRefused, match=r"another session holds the lock of a row") as found:
             reload.cut_over(driver, rounds)

@@ -120,9 +120,7 @@ def test_a_record_without_a_row_is_refused(shop: Shop, topic: Callable[..., str]
 def test_open_dead_letters_and_other_strategies_are_refused(shop: Shop, topic: Callable[..., str]) -> None:
     shop = replace(shop, topic=topic(2, config={"cleanup.policy": "compact"}))
     shop.produce(shop.topic, [of(1, 1), of(1, 6_000)], partition=0)  # the table refuses the newest of the key
-    worker = shop.worker(on_poison="dead_letter")
-    worker.reached(shop.topic, 2)
-    worker.stop()
+    shop.work(2, on_poison="dead_letter")
     options: dict[str, Any] = {"pipeline": {"sink": {"compacted": True}, "on_poison": "dead_letter"}}
     with pytest.raises(ReloadRefused, match=r"has 1 open dead letters of it"):
         shop.reload(**options).open()

@@ -237,8 +237,7 @@ def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> No
     for group in names:
         worker = shop.run_worker(half(group, 1))
         worker.reached(shop.topic, 30, partition=0)
-        worker.reached(shop.topic, 30, partition=1)
-        worker.stop()
+        worker.finish(shop.topic, 30, partition=1)
     assert len(shop.rows()) == 60
     with pytest.raises(ReloadRefused, match="too: name its pipeline in the same reload"):
         shop.reload([half(names[0], 2)]).open()

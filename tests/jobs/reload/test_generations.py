@@ -133,8 +133,7 @@ def test_workers_go_on_while_a_table_is_adopted_and_given_up(shop: Shop, kind: s
     finally:
         stop.set()
         producer.join()
-    worker.reached(shop.topic, made)
-    worker.stop()
+    worker.finish(shop.topic, made)
     assert sorted(row[0] for row in shop.rows(table)) == list(range(made))
 
 

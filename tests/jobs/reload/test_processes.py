@@ -130,9 +130,7 @@ def test_processes_that_cannot_begin_are_told(shop: Shop, named: Callable[[str],
 def test_a_record_that_ends_the_run_is_told_as_it_was_raised(shop: Shop, named: Callable[[str], str]) -> None:
     name = named(PLAIN)
     shop.produce(shop.topic, [of(7, 2_000)], partition=0)  # version 2 refuses it
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST) + 1)
-    worker.stop()
+    shop.work(len(FIRST) + 1)
     reload = reload_of(shop, name)
     driver = reload.open()
     with pytest.raises(ReloadRefused, match="offset 200: row: ValueError: too much") as refused:

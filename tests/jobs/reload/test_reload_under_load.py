@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from random import Random
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -16,38 +15,24 @@ from seekpoint.errors import HandlerOutdated
 from seekpoint.jobs.reload import Generations
 from seekpoint.postgres.sqlstates import sqlstate
 from seekpoint.testing.child_process import NotReached
-from support.reload_orders import Shop, of
+from support.background import Background
+from support.producer_thread import Feed
+from support.reload_orders import Shop
 from support.reload_process import Reloader
 
 KILLED = 2  # drivers of each run
 
 
-class Field:
-    """A producer and a reader on threads of their own."""
+class Reader(Background):
+    """Reads the table all the time; ``torn`` are the reads that are not of one moment."""
 
     def __init__(self, shop: Shop) -> None:
-        self._shop, self._stop = shop, threading.Event()
+        super().__init__()
+        self._shop = shop
         self.torn: list[Any] = []
-        self.looks = self.begun_anew = 0
-        self._threads = [threading.Thread(target=each) for each in (self._produce, self._read)]
+        self.reads = self.retried = 0
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _produce(self) -> None:
-        n = 0
-        while not self._stop.wait(0.02):
-            self._shop.produce(self._shop.topic, [of(k, 1) for k in range(n, n + 50)], partition=n // 50 % 2)
-            n += 50
-
-    def _read(self) -> None:
+    def _run(self) -> None:
         """One version everywhere, and as many rows as the offsets say: in one statement, so of one moment."""
         schema = self._shop.schema
         query = text(
@@ -62,9 +47,9 @@ class Field:
                 except OperationalError as error:  # it was planned before a generation was attached that counts by now
                     if sqlstate(error) != "40001":
                         raise
-                    self.begun_anew += 1
+                    self.retried += 1
                     continue
-                self.looks += 1
+                self.reads += 1
                 if count and (versions != 1 or count != position):
                     self.torn.append((count, versions, position))
 
@@ -90,7 +75,7 @@ def bring_through(shop: Shop, chance: Random, version: int, strategy: str) -> in
 def test_reloads_under_fire(shop: Shop, seed: int) -> None:
     print(f"seed {seed}")
     chance = Random(seed)
-    with Field(shop) as field:
+    with Feed(shop), Reader(shop) as reader:
         worker = shop.worker(limits=Limits(batch_records=50))
         worker.seen.wait_for(events.Committed, count=5)
         for version, strategy in enumerate([*chance.sample(["merge", "swap"], 2), "generation"], start=2):
@@ -104,9 +89,9 @@ def test_reloads_under_fire(shop: Shop, seed: int) -> None:
                 worker.stop()
             worker = newer
     worker.stop()
-    assert not field.torn, field.torn[:5]
-    assert field.looks > 100
-    assert field.begun_anew < 5, "each such statement is planned anew by the next transaction"
+    assert not reader.torn, reader.torn[:5]
+    assert reader.reads > 100
+    assert reader.retried < 5, "the next transaction plans each such statement again"
     assert {row[1] for row in shop.rows()} == {4}
     ends = shop.execute("SELECT sum(next_offset) FROM {schema}.partition_offset")
     assert [(len(shop.rows()),)] == ends

@@ -153,9 +153,7 @@ def test_rounds_that_take_long_are_followed_by_shorter_ones() -> None:
 def test_a_group_with_sinks_and_one_with_a_handler_in_one_run(books: Books, topic: Any) -> None:
     books.applied(FIRST, lambda version: core(books, version))
     other = Shop(**{**vars(books.shop), "group": f"{books.shop.group}-sinks"})
-    plain = other.worker()
-    plain.reached(other.topic, len(FIRST))
-    plain.stop()
+    other.work(len(FIRST))
     reload = books.shop.reload([books.pipeline(core(books)), other.pipeline(version=2)], range_records=50)
     told: list[tuple[str, int, int]] = []
     reload._progress = lambda *step: told.append(step)

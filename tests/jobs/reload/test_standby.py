@@ -69,7 +69,7 @@ def test_the_new_version_waits_for_its_run_and_takes_over(shop: Shop, strategy: 
         newer.seen.wait_for(events.Committed, count=5)
         assert newer.health().standby is None
         assert newer.health().ready
-    applied(shop, feed, newer)
+    applied(shop, feed)
     newer.stop()
     assert shop.rows() == doubled(feed.all)
     assert shop.version() == 2
@@ -92,7 +92,7 @@ def test_a_run_that_comes_to_nothing_lets_the_new_version_take_over_as_without_o
         assert "not today" in str(over.error)
         newer.seen.wait_for(events.Committed, count=3)
         ends_outdated(older)
-    applied(shop, feed, newer)
+    applied(shop, feed)
     newer.stop()
     amounts = {row[1] for row in shop.rows()}
     assert amounts == {1, 2}  # old rows of old code, new ones of the new: nobody rebuilt anything
@@ -269,6 +269,6 @@ def test_a_worker_that_looked_too_early_leaves_the_group_and_stands_by(shop: Sho
         newer.seen.wait_for(events.StandbyEnded)
         ends_outdated(older)
         newer.seen.wait_for(events.Committed, count=5)
-    applied(shop, feed, newer)
+    applied(shop, feed)
     newer.stop()
     assert shop.rows() == doubled(feed.all)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,9 @@ from seekpoint.errors import ReloadRefused, StandbyRequired
 from seekpoint.jobs.reload import Driver
 from seekpoint.ledger import Ledger
 from support.before_cutover import settled
+from support.cli_jobs import wait_for_lock
 from support.reload_orders import Shop, of
+from support.round_trips import overheard
 from support.waiting import until
 
 QUICK = Limits(idle_check=0.1)
@@ -41,6 +43,22 @@ def before(shop: Shop, what: str, act: Callable[[], None]) -> Iterator[list[str]
         yield done
     finally:
         event.remove(shop.engine, "before_cursor_execute", hook)
+
+
+@contextmanager
+def blocked_at(shop: Shop, what: str, act: Callable[[Shop], Any]) -> Iterator[list[Future[Any]]]:
+    """Start ``act`` on another thread right before such a statement, and see it wait for the group's row."""
+    started: list[Future[Any]] = []
+    with ThreadPoolExecutor(1) as pool:
+
+        def start() -> None:
+            started.append(pool.submit(act, shop))
+            wait_for_lock(shop, "query", f"%{shop.schema}.consumer_group%FOR%")
+            assert not started[0].done()
+
+        with before(shop, what, start):
+            yield started
+    assert started
 
 
 def claim(shop: Shop, version: int = 2) -> Any:
@@ -84,46 +102,20 @@ def test_a_run_that_is_opened_between_look_and_claim_is_found_under_the_groups_l
 
 def test_a_claim_waits_for_a_run_that_is_being_opened(quiet: Shop) -> None:
     """The run's row is not committed when the claim looks: it must not look before."""
-    outcome: list[Any] = []
-
-    def try_to_claim() -> None:
-        try:
-            outcome.append(claim(quiet))
-        except StandbyRequired as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=try_to_claim)
-
-    def begin_and_see_it_wait() -> None:
-        thread.start()
-        wait_for_lock(quiet)
-        assert not outcome
-
-    with before(quiet, f"INSERT INTO {quiet.schema}.reload_position", begin_and_see_it_wait) as done:
+    with blocked_at(quiet, f"INSERT INTO {quiet.schema}.reload_position", claim) as claims:
         driver = opened(quiet)
-    thread.join(30)
-    assert done
-    assert isinstance(outcome[0], StandbyRequired)
-    assert outcome[0].run == driver.run.id
+    with pytest.raises(StandbyRequired) as met:
+        claims[0].result(30)
+    assert met.value.run == driver.run.id
     assert quiet.version() == 1
 
 
 def test_a_run_waits_for_a_claim_that_raises_the_version(quiet: Shop) -> None:
     """It is opened behind it then, and knows of the version that was raised."""
-    opened_by: list[Driver] = []
-    thread = threading.Thread(target=lambda: opened_by.append(opened(quiet)))
-
-    def begin_and_see_it_wait() -> None:
-        thread.start()
-        wait_for_lock(quiet)
-        assert not opened_by
-
-    with before(quiet, f"UPDATE {quiet.schema}.consumer_group", begin_and_see_it_wait) as done:
+    with blocked_at(quiet, f"UPDATE {quiet.schema}.consumer_group", opened) as drivers:
         claimed = claim(quiet)
-    thread.join(30)
-    assert done
     assert len(claimed.granted) == 2
-    run = opened_by[0].run
+    run = drivers[0].result(30).run
     assert (run.version_from, run.version_to) == ((2,), (2,))
 
 
@@ -138,15 +130,6 @@ def test_a_run_of_an_older_version_is_refused_where_the_version_was_raised_meanw
         opened(quiet)
     assert done
     assert quiet.execute("SELECT count(*) FROM {schema}.reload_run") == [(0,)]
-
-
-def wait_for_lock(shop: Shop) -> None:
-    """Until somebody waits for the group's row."""
-    query = (
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database() "
-        "AND query LIKE '%{schema}.consumer_group%FOR%'"
-    )
-    until(lambda: shop.execute(query) != [(0,)], "a session that waits for the group's row", 60)
 
 
 def test_who_owns_the_loop_is_told_by_settle(quiet: Shop) -> None:
@@ -172,15 +155,8 @@ def test_who_owns_the_loop_is_told_by_settle(quiet: Shop) -> None:
 
 def test_a_claim_that_raises_nothing_asks_nothing_more(quiet: Shop) -> None:
     """A normal claim takes as many statements as ever: the look at runs belongs to a version that is raised."""
-    said: list[str] = []
-
-    def hook(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        said.append(statement)
-
     opened(quiet)
-    event.listen(quiet.engine, "before_cursor_execute", hook)
-    try:
+    with overheard(quiet.engine) as said:
         claim(quiet, version=1)
-    finally:
-        event.remove(quiet.engine, "before_cursor_execute", hook)
+    assert said
     assert not [one for one in said if "reload_run" in one]

@@ -128,8 +128,7 @@ def test_a_record_that_ends_the_run_is_told_as_it_was_raised(job: Callable[..., 
     made = job()
     made.shop.produce(made.shop.topic, [of(7, 2_000)], partition=1)  # version 2 refuses it
     worker = made.shop.worker()
-    worker.reached(made.shop.topic, 101, 1)
-    worker.stop()
+    worker.finish(made.shop.topic, 101, 1)
     driver = made.reload.open()
     with pytest.raises(ReloadRefused, match="offset 100: row: ValueError: too much") as refused:
         made.reload.stage(driver)

@@ -21,7 +21,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from seekpoint import Append, Json, Partition, Pipeline
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene
-from support.proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy
 
 
 def example(name: str) -> ModuleType:

@@ -14,7 +14,7 @@ from support.events import Gate, Run
 from support.kafka_postgres import Scene
 from support.ledger_desk import scalar, wait_until_blocked
 from support.manual_worker import actions
-from support.proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_backoff")

@@ -22,7 +22,7 @@ from support.events import Gate
 from support.fixtures import NewEngine
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene, Way
 from support.manual_worker import actions
-from support.proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 

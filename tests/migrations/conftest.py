@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
+
+from migrations.test_host import Host
 
 
 @pytest.fixture
@@ -26,6 +29,12 @@ def database_url(seekpoint_dsn: str, encoding: str) -> Iterator[str]:
     yield make_url(seekpoint_dsn).set(database=name).render_as_string(hide_password=False)
     with server.connect() as connection:
         connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+def host(tmp_path: Path, database_url: str) -> Host:
+    """A project with an Alembic of its own on that database."""
+    return Host(tmp_path, database_url)
 
 
 @pytest.fixture

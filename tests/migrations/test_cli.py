@@ -7,10 +7,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, make_url
 from typer.testing import CliRunner, Result
 
 from migrations.test_check import stamp
+from migrations.test_install import execute
 from seekpoint import schema
 from seekpoint.cli.db import app
 
@@ -133,8 +134,7 @@ def test_a_server_that_is_down_and_a_database_that_is_not_there(database_url: st
 
 def test_a_missing_right_is_named(engine: Engine, database_url: str) -> None:
     role = f"reader_{make_url(database_url).database}"
-    with engine.begin() as connection:
-        connection.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'"))
+    execute(engine, f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'")
     try:
         url = make_url(database_url).set(username=role, password="hunter2")
         result = db("upgrade", url=url.render_as_string(hide_password=False))
@@ -142,5 +142,4 @@ def test_a_missing_right_is_named(engine: Engine, database_url: str) -> None:
         assert "permission denied for database" in result.stderr
         assert "hunter2" not in result.output
     finally:
-        with engine.begin() as connection:
-            connection.execute(text(f"DROP ROLE {role}"))
+        execute(engine, f"DROP ROLE {role}")

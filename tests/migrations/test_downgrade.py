@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,7 +13,7 @@ from sqlalchemy import Engine, text
 
 from migrations.test_cli import db
 from migrations.test_host import Host
-from migrations.test_install import LETTER, ODD_NAMES, ROWS, ROWS_NOW, asked, at, run_script
+from migrations.test_install import LETTER, ODD_NAMES, ROWS, ROWS_NOW, at, execute, run_script
 from seekpoint import schema
 from seekpoint.errors import ConfigError
 from support.waiting import until
@@ -26,28 +25,21 @@ OFFSETS = (
 )
 
 
-@pytest.fixture
-def host(tmp_path: Path, database_url: str) -> Host:
-    return Host(tmp_path, database_url)
+def offsets(engine: Engine) -> object:
+    return execute(engine, "SELECT count(*) FROM seekpoint.partition_offset")[0][0]
 
 
-def offsets(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(connection.scalar(text("SELECT count(*) FROM seekpoint.partition_offset")) or 0)
-
-
-def rename(engine: Engine, name: str = "seekpoint") -> None:
+def rename(engine: Engine) -> None:
     with engine.begin() as connection:
-        quoted = '"' + name.replace('"', '""') + '"'
         for table in ("partition_offset", "lost_range", "admin_action"):
-            connection.execute(text(f"ALTER TABLE {quoted}.{table} DROP CONSTRAINT {table}_consumer_group_fkey"))
-            connection.execute(text(f"UPDATE {quoted}.{table} SET consumer_group = :it"), {"it": GROUP})
+            connection.execute(text(f"ALTER TABLE seekpoint.{table} DROP CONSTRAINT {table}_consumer_group_fkey"))
+            connection.execute(text(f"UPDATE seekpoint.{table} SET consumer_group = :it"), {"it": GROUP})
 
 
 @pytest.mark.parametrize("name", ["seekpoint", *ODD_NAMES])
 def test_offsets_are_not_dropped_without_permission(engine: Engine, name: str) -> None:
     schema.upgrade(engine, to="0001", schema=name)
-    asked(engine, ROWS, name)
+    execute(engine, ROWS, name)
     schema.upgrade(engine, schema=name)
     with pytest.raises(ConfigError, match=OFFSETS):
         schema.downgrade(engine, schema=name)
@@ -62,8 +54,7 @@ def test_offsets_are_not_dropped_without_permission(engine: Engine, name: str) -
 def test_offsets_that_a_claim_is_about_to_store_are_not_dropped_without_permission(engine: Engine) -> None:
     """The downgrade waits for its transaction, and counts after that."""
     schema.upgrade(engine, to="0001")
-    with engine.begin() as connection:
-        connection.execute(text("INSERT INTO seekpoint.consumer_group (name) VALUES ('g')"))
+    execute(engine, "INSERT INTO seekpoint.consumer_group (name) VALUES ('g')")
     with ThreadPoolExecutor(1) as pool, engine.connect() as claiming:
         claiming.execute(text(
             "INSERT INTO seekpoint.partition_offset (consumer_group, topic, partition, topic_id, first_offset,"
@@ -84,22 +75,19 @@ def test_offsets_that_a_claim_is_about_to_store_are_not_dropped_without_permissi
 
 def test_open_dead_letters_and_lost_ranges_are_not_dropped_without_permission(engine: Engine) -> None:
     schema.upgrade(engine, to="0001")
-    asked(engine, ROWS, "seekpoint")
+    execute(engine, ROWS)
     schema.upgrade(engine)
-    asked(engine, LETTER, "seekpoint")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE seekpoint.lost_range SET to_offset = NULL"))
+    execute(engine, LETTER)
+    execute(engine, "UPDATE seekpoint.lost_range SET to_offset = NULL")
     with pytest.raises(ConfigError, match=r"would drop lost ranges without a known end of groups 'g' \(1\): nothing"):
         schema.downgrade(engine, to="0003")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE seekpoint.lost_range SET to_offset = 9"))
+    execute(engine, "UPDATE seekpoint.lost_range SET to_offset = 9")
     schema.downgrade(engine, to="0003")
     with pytest.raises(ConfigError, match=r"would drop open dead letters of groups 'g' \(1\): .*no worker reads them"):
         schema.downgrade(engine, to="0001")
     assert at(engine) == "0003"
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE seekpoint.dead_letter SET state = 'discarded'"))
-        connection.execute(text("DELETE FROM seekpoint.partition_offset"))
+    execute(engine, "UPDATE seekpoint.dead_letter SET state = 'discarded'")
+    execute(engine, "DELETE FROM seekpoint.partition_offset")
     with pytest.raises(ConfigError, match=r"would drop the lost ranges of groups 'g' \(1\)"):
         schema.downgrade(engine)
 
@@ -111,10 +99,10 @@ def test_checksums_of_exported_files_are_not_dropped_without_permission(engine: 
         " file, sha256, format, consumer_group, run, actor) VALUES ('/a', 't', gen_random_uuid(), 0, %s, 9, 1, 1,"
         " 'f', %s, 'parquet', 'g', gen_random_uuid(), 'a')"
     )
-    asked(engine, insert % (0, "NULL"), "seekpoint")
+    execute(engine, insert % (0, "NULL"))
     schema.downgrade(engine, to="0004")
     schema.upgrade(engine)
-    asked(engine, insert % (5, "'00'"), "seekpoint")
+    execute(engine, insert % (5, "'00'"))
     with pytest.raises(ConfigError, match=r"would drop the checksums of exported files of groups 'g' \(1\): a"):
         schema.downgrade(engine, to="0004")
     assert at(engine) == schema.HEAD
@@ -126,7 +114,7 @@ def test_permission_by_the_environment_for_a_name_of_any_characters(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema.upgrade(engine, to="0001")
-    asked(engine, ROWS, "seekpoint")
+    execute(engine, ROWS)
     rename(engine)
     with pytest.raises(ConfigError, match=r"O''Brien:100%"):
         schema.downgrade(engine)
@@ -140,7 +128,7 @@ def test_permission_by_the_environment_for_a_name_of_any_characters(
 
 def test_the_command(engine: Engine, database_url: str) -> None:
     schema.upgrade(engine, to="0001")
-    asked(engine, ROWS, "seekpoint")
+    execute(engine, ROWS)
     refused = db("downgrade", "--to", "base", url=database_url)
     assert refused.exit_code == 2
     assert "would drop the stored offsets of groups 'g' (100)" in " ".join(refused.stderr.split())
@@ -156,7 +144,7 @@ class TestHost:
     def filled(self, host: Host, engine: Engine) -> Host:
         host.write_ledger_revision()
         host.run(command.upgrade, "head")
-        asked(engine, ROWS_NOW, "seekpoint")
+        execute(engine, ROWS_NOW)
         return host
 
     @staticmethod
@@ -193,8 +181,7 @@ class TestHost:
         host.write_ledger_revision()
         for _ in range(2):
             host.run(command.upgrade, "head")
-            with engine.begin() as connection:
-                connection.execute(text("INSERT INTO seekpoint.consumer_group (name) VALUES ('g')"))
+            execute(engine, "INSERT INTO seekpoint.consumer_group (name) VALUES ('g')")
             host.run(command.downgrade, "-1")
         host.run(command.upgrade, "head")
         assert at(engine) == schema.HEAD
@@ -202,7 +189,7 @@ class TestHost:
     def test_a_version_location(self, host: Host, engine: Engine) -> None:
         host.add_version_location()
         host.run(command.upgrade, "heads")
-        asked(engine, ROWS_NOW, "seekpoint")
+        execute(engine, ROWS_NOW)
         with pytest.raises(ConfigError, match=OFFSETS):
             host.run(command.downgrade, "seekpoint@base")
         assert offsets(engine) == 100

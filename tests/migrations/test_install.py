@@ -88,8 +88,7 @@ def test_both_ways_are_idempotent(engine: Engine) -> None:
 
 def test_downgrade_leaves_the_schema_and_what_others_keep_in_it(engine: Engine) -> None:
     schema.upgrade(engine)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE seekpoint.theirs ()"))
+    execute(engine, "CREATE TABLE seekpoint.theirs ()")
     schema.downgrade(engine)
     assert made(engine) == {"theirs"}
 
@@ -135,14 +134,12 @@ def test_a_connection_keeps_its_transaction(engine: Engine) -> None:
 
 
 def test_a_failed_upgrade_leaves_nothing_behind(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE SCHEMA seekpoint"))
-        connection.execute(text("CREATE TABLE seekpoint.admin_action ()"))
+    execute(engine, "CREATE SCHEMA seekpoint")
+    execute(engine, "CREATE TABLE seekpoint.admin_action ()")
     with pytest.raises(Exception, match="admin_action"):
         schema.upgrade(engine)
     assert made(engine) == {"admin_action"}
-    with engine.begin() as connection:
-        connection.execute(text("DROP TABLE seekpoint.admin_action"))
+    execute(engine, "DROP TABLE seekpoint.admin_action")
     schema.upgrade(engine)
     assert made(engine) == OURS, "and the next one starts afresh, in the same process"
 
@@ -181,8 +178,7 @@ def test_unknown_revisions_are_refused(engine: Engine) -> None:
 
 def test_a_newer_ledger_is_neither_upgraded_nor_taken_down(engine: Engine) -> None:
     schema.upgrade(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE seekpoint.alembic_version SET version_num = '9999'"))
+    execute(engine, "UPDATE seekpoint.alembic_version SET version_num = '9999'")
     for attempt in (schema.upgrade, schema.downgrade):
         with pytest.raises(SchemaMismatch, match="9999, newer than revision 0005"):
             attempt(engine)
@@ -191,18 +187,16 @@ def test_a_newer_ledger_is_neither_upgraded_nor_taken_down(engine: Engine) -> No
 
 def test_the_right_to_create_schemas_is_not_needed_where_one_was_made_for_us(engine: Engine, database_url: str) -> None:
     role = f"migrator_{make_url(database_url).database}"
-    with engine.begin() as connection:
-        connection.execute(text(f"CREATE ROLE {role}"))
-        connection.execute(text(f"CREATE SCHEMA seekpoint AUTHORIZATION {role}"))
+    execute(engine, f"CREATE ROLE {role}")
+    execute(engine, f"CREATE SCHEMA seekpoint AUTHORIZATION {role}")
     try:
         with engine.begin() as connection:
             connection.execute(text(f"SET LOCAL ROLE {role}"))
             schema.upgrade(connection)
         assert at(engine) == schema.HEAD
     finally:
-        with engine.begin() as connection:
-            connection.execute(text(f"DROP OWNED BY {role} CASCADE"))
-            connection.execute(text(f"DROP ROLE {role}"))
+        execute(engine, f"DROP OWNED BY {role} CASCADE")
+        execute(engine, f"DROP ROLE {role}")
 
 
 WAITING = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = "
@@ -271,7 +265,7 @@ LETTER = """
 KEPT = {table: f"SELECT to_jsonb(t) FROM {{s}}.{table} t ORDER BY 1" for table in sorted(FIRST - {"alembic_version"})}
 
 
-def asked(engine: Engine, statements: str, name: str) -> list[tuple[object, ...]]:
+def execute(engine: Engine, statements: str, name: str = "seekpoint") -> list[tuple[object, ...]]:
     """Run statements in the schema, without a word of SQLAlchemy's; returns the rows of the last one."""
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     quoted = '"' + name.replace('"', '""') + '"'
@@ -282,12 +276,12 @@ def asked(engine: Engine, statements: str, name: str) -> list[tuple[object, ...]
 
 def kept(engine: Engine, name: str) -> dict[str, list[dict[str, object]]]:
     """Every row of the first revision's tables."""
-    return {table: [dict(row) for (row,) in asked(engine, query, name)] for table, query in KEPT.items()}  # type: ignore[call-overload]
+    return {table: [dict(row) for (row,) in execute(engine, query, name)] for table, query in KEPT.items()}  # type: ignore[call-overload]
 
 
 def file_of(engine: Engine, name: str) -> object:
     """Which file holds the offsets: another one after the table was rewritten."""
-    [(file,)] = asked(
+    [(file,)] = execute(
         engine, "SELECT pg_relation_filenode('{s}.partition_offset')".replace("{s}", _literal(name)), name
     )
     return file
@@ -314,7 +308,7 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
 
     up("0001", "base")
     assert (made(engine, name), at(engine, name)) == (FIRST, "0001")
-    asked(engine, ROWS, name)
+    execute(engine, ROWS, name)
     rows, file = kept(engine, name), file_of(engine, name)
     assert [len(each) for each in rows.values()] == [1, 1, 1, 100]
 
@@ -334,7 +328,7 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     ]
     upgraded = {**rows, "partition_offset": [row | new for row in moved]}
     assert kept(engine, name) == upgraded
-    asked(engine, LETTER, name)
+    execute(engine, LETTER, name)
 
     schema.downgrade(engine, to="0001", schema=name, drop=["g"])
     assert (made(engine, name), at(engine, name)) == (FIRST, "0001")
@@ -348,7 +342,7 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
 
 def test_a_ledger_beyond_the_revision_that_is_asked_for_is_left_alone(engine: Engine) -> None:
     schema.upgrade(engine)
-    asked(engine, ROWS_NOW, "seekpoint")
+    execute(engine, ROWS_NOW)
     schema.upgrade(engine, to="0001")
     assert (made(engine), at(engine)) == (OURS, schema.HEAD)
     schema.downgrade(engine, to="0001")
@@ -358,7 +352,7 @@ def test_a_ledger_beyond_the_revision_that_is_asked_for_is_left_alone(engine: En
 
 def test_an_upgrade_that_cannot_have_its_lock_changes_nothing(engine: Engine) -> None:
     schema.upgrade(engine, to="0001")
-    asked(engine, ROWS, "seekpoint")
+    execute(engine, ROWS)
     rows = kept(engine, "seekpoint")
     with engine.begin() as worker:
         worker.execute(text("SELECT FROM seekpoint.partition_offset FOR UPDATE"))

@@ -24,7 +24,7 @@ from seekpoint.sinks.small_append import FEW
 from seekpoint.testing import Processed, process
 from support.fixtures import NewEngine
 from support.ledger_desk import backend, wait_until_blocked
-from support.proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy
 from support.round_trips import Trips, trips
 from support.service import Row, driver
 from support.sink_tables import Ground, orders, stopped_at

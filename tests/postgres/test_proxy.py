@@ -18,8 +18,8 @@ from psycopg import sql
 from sqlalchemy.engine import make_url
 
 from seekpoint.errors import ConfigError
-from support.proxy import PostgresProxy, Proxy
-from support.proxy_links import Link
+from support.postgres_proxy import PostgresProxy
+from support.proxy import Link, Proxy
 
 SECONDS = 30.0  # a deadline for what takes milliseconds
 

@@ -24,7 +24,7 @@ from support.dead_letter_group import Depot, Halt, orders
 from support.events import Run
 from support.fixtures import NewEngine
 from support.ledger_desk import wait_until_blocked
-from support.proxy import PostgresProxy, When
+from support.postgres_proxy import PostgresProxy, When
 
 ROOT = Path(__file__).resolve().parents[1]
 

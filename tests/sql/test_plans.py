@@ -1,4 +1,4 @@
-"""How the server runs what is run per batch and per claim: by the primary key, however many rows the ledger has."""
+"""How the server runs statements of each batch, claim, replay and wait: by an index, however many rows there are."""
 
 from __future__ import annotations
 
@@ -10,11 +10,23 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Connection, Engine, Row, text
 
-from seekpoint.ledger import Expected, Ledger, Move
+from seekpoint.ledger import Expected, Ledger, Move, wait
+from seekpoint.ledger.dead_letters import DeadLetters
+from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import dead_letters as deadletters
 from seekpoint.ledger.sql import partition_offset as statements
-from seekpoint.records import Partition
-from support.plans import Filled, Plan, filled_ledger, flush_counts, plan_of, prepared_plan, scans, sequential_scans
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
+from support.plans import (
+    Filled,
+    Plan,
+    filled_ledger,
+    flush_counts,
+    plan_of,
+    prepared_plan,
+    rows_read,
+    scans,
+    sequential_scans,
+)
 
 ROWS = 10_000
 COUNTS = (6, 1_000)
@@ -31,7 +43,7 @@ NAMES = (
     "KNOWN_TOPICS",
     "OPEN_KEYS",
 )
-STATEMENTS = {**vars(statements), "OPEN_KEYS": deadletters.OPEN_KEYS}
+STATEMENTS = {**vars(administration), **vars(deadletters), **vars(statements)}
 FILL = """
     INSERT INTO {schema}.consumer_group (name) SELECT 'other ' || n FROM generate_series(0, 8) n;
     INSERT INTO {schema}.consumer_group (name, cluster_id) VALUES ('g', 'c');
@@ -161,3 +173,180 @@ def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Fille
     ledger.release(claims)
     assert sequential_scans(crowd.engine, crowd.schema, "partition_offset") == before
     assert {p.owner for p in ledger.positions_of(partitions).values()} == {None}
+
+
+# -- dead letters ---------------------------------------------------------------------------------------------
+
+TOPIC_ID = UUID(int=1)
+DEAD_LETTERS = """
+    INSERT INTO {schema}.consumer_group (name, cluster_id) VALUES ('g', 'c');
+    INSERT INTO {schema}.partition_offset
+      (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
+    SELECT 'g', 't', n, :topic_id, 0, 1000, gen_random_uuid(), 1 FROM generate_series(0, 99) n;
+    INSERT INTO {schema}.dead_letter
+      (consumer_group, topic, topic_id, partition, record_offset, key, value, header_names, header_values, state,
+       cause, error, traceback, attempts, version)
+    SELECT 'g', 't', :topic_id, n % 100, n / 100, convert_to('key ' || n % 700, 'UTF8'),
+           convert_to(repeat('v', 200), 'UTF8'), '{{}}', '{{}}',
+           (ARRAY['dead_lettered', 'blocked', 'replayed', 'skipped', 'discarded', 'replayed'])[n / 7 % 6 + 1],
+           'handler', 'ValueError', repeat('t', 500), 1, 1
+    FROM generate_series(0, 9999) n ORDER BY random()"""
+
+# What runs per batch, redrive and move, and with what. (COUNT_OPEN and LIST_LETTERS are for people: what they ask for
+# may be most of the table.)
+ASKED: Mapping[str, Mapping[str, Any]] = {
+    "OPEN_KEYS": {"asked_topic": ["t"] * 6, "asked_partition": [3, 9, 27, 50, 77, 99]},
+    "FIRST_OF_KEY": {"topic_id": TOPIC_ID, "partition": 7, "key": b"key 7"},
+    "GET_DEAD_LETTER": {"id": 77},
+    "LOCK_DEAD_LETTER": {"id": 77},
+    "FIND_DEAD_LETTER": {"id": 77},
+    "CLOSE_DEAD_LETTER": {"closing": 77, "to_state": "replayed", "actor": "a", "reason": "r", "replayed": True},
+    "FAILED_AGAIN": {"failing": 77, "its_error": "e", "its_traceback": None},
+    "SUPERSEDE": {"at_topic_id": TOPIC_ID, "at_partition": 7, "to_offset": 90, "actor": "a", "reason": "r"},
+}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "never analyzed"])
+def pile(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Filled]:
+    """A ledger with 10,000 dead letters in 100 partitions, a third of them open."""
+    tables = ("dead_letter", "partition_offset")
+    with filled_ledger(seekpoint_dsn, tables, DEAD_LETTERS, request.param, topic_id=TOPIC_ID) as filled:
+        yield filled
+
+
+def assert_dead_letters_by_an_index(plan: Plan) -> None:
+    found = {node["Node Type"] for node in scans(plan, "dead_letter")}
+    assert found, plan
+    assert found <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}, plan
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_dead_letters_are_found_by_an_index(pile: Filled, name: str) -> None:
+    """I1, I4: what a batch or a redrive asks costs what it answers, not what lies there."""
+    with pile.engine.connect() as tx:
+        plan = plan_of(tx, pile.schema, STATEMENTS[name], {"group": "g", **ASKED[name]})
+        tx.rollback()
+    assert_dead_letters_by_an_index(plan)
+
+
+def test_the_first_of_a_key_is_found_by_the_key(pile: Filled) -> None:
+    """I4: to redrive many letters of one partition costs as many lookups, not the square of them (once analyzed)."""
+    with pile.engine.connect() as tx:
+        tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
+        given = {"group": "g", **ASKED["FIRST_OF_KEY"]}
+        plan = plan_of(tx, pile.schema, deadletters.FIRST_OF_KEY, given, how="FORMAT JSON")
+        tx.rollback()
+    assert {node["Index Name"] for node in scans(plan, "dead_letter")} == {"dead_letter_key_idx"}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_prepared_statement_finds_dead_letters_by_an_index_too(pile: Filled, name: str) -> None:
+    """I1, I4: psycopg prepares what is repeated; the partial indexes fit without the values, too."""
+    with pile.engine.connect() as tx:
+        assert_dead_letters_by_an_index(prepared_plan(tx, pile.schema, STATEMENTS[name]))
+
+
+def test_batches_that_ask_for_keys_and_park_do_not_read_the_table(pile: Filled) -> None:
+    """I1: what the server itself counts, over many batches of 100 partitions."""
+    letters = DeadLetters(Ledger(pile.engine, "g", schema=pile.schema))
+    partitions = [Partition("t", n) for n in range(100)]
+    failure = Failure(Cause.POISON, "Poison: a test")
+    before = sequential_scans(pile.engine, pile.schema, "dead_letter")
+    with pile.engine.connect() as tx:
+        for batch in range(12):  # psycopg prepares after 5, the server drops the values after 5 more
+            keys = letters.open_keys(tx, partitions)
+            assert len(keys) > 100
+            offset = 10_000 + batch
+            asides = [
+                NewDeadLetter(RawRecord("t", n, offset, None, b"k", b"v"), failure, State.DEAD_LETTERED)
+                for n in range(100)
+            ]
+            letters.insert(tx, asides, {"t": TOPIC_ID}, 1)
+        tx.rollback()
+        flush_counts(tx)
+    assert sequential_scans(pile.engine, pile.schema, "dead_letter") == before
+
+
+ONE_KEY = """
+    INSERT INTO {schema}.dead_letter
+      (consumer_group, topic, topic_id, partition, record_offset, key, value, header_names, header_values, state,
+       cause, error, traceback, attempts, version)
+    SELECT 'g', 'blocked', :topic_id, 0, n, convert_to(CASE WHEN n % 4000 = 7 THEN 'rare ' || n ELSE 'k' END, 'UTF8'),
+           'v', '{{}}', '{{}}', CASE WHEN n = 0 THEN 'dead_lettered' ELSE 'blocked' END, 'blocked', 'Held', NULL, 0, 1
+    FROM generate_series(0, 9999) n"""
+
+
+@pytest.fixture
+def crowded(pile: Filled) -> Iterator[tuple[Filled, Connection]]:
+    """10,000 open letters of one key, and three of others; as many of an earlier topic. Rolled back."""
+    with pile.engine.connect() as tx:
+        tx.execute(
+            text(
+                f"INSERT INTO {pile.schema}.partition_offset"
+                " (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)"
+                " VALUES ('g', 'blocked', 0, :topic_id, 0, 10000, gen_random_uuid(), 1)"
+            ),
+            {"topic_id": UUID(int=2)},
+        )
+        for life in (2, 3):
+            tx.execute(text(ONE_KEY.format(schema=pile.schema)), {"topic_id": UUID(int=life)})
+        yield pile, tx
+        tx.rollback()
+
+
+@pytest.mark.parametrize("analyzed", [True, False], ids=["statistics of now", "statistics of before"])
+def test_a_key_is_read_once_however_many_letters_it_has(crowded: tuple[Filled, Connection], analyzed: bool) -> None:
+    """I4: what each transaction of a pipeline with keep_key_order asks costs the keys that are held, not the
+    letters.
+    """
+    pile, tx = crowded
+    if analyzed:
+        tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
+    given = {"group": "g", "asked_topic": ["blocked"], "asked_partition": [0]}
+    plan = plan_of(tx, pile.schema, deadletters.OPEN_KEYS, given, how="ANALYZE, BUFFERS, FORMAT JSON")
+    assert rows_read(plan, "dead_letter") == 5, plan  # the last one is of another partition
+    letters = DeadLetters(Ledger(pile.engine, "g", schema=pile.schema))
+    here = Partition("blocked", 0)
+    assert letters.open_keys(tx, [here]) == {(here, b"k"): 0} | {
+        (here, f"rare {n}".encode()): n for n in (7, 4007, 8007)
+    }
+
+
+# -- waiting for a record ---------------------------------------------------------------------------------------
+
+ACTIONS = """
+    INSERT INTO {schema}.consumer_group (name) VALUES ('g');
+    INSERT INTO {schema}.partition_offset
+      (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
+    SELECT 'g', 't', n, gen_random_uuid(), 0, 1000, gen_random_uuid(), 1 FROM generate_series(0, 99) n;
+    INSERT INTO {schema}.admin_action (consumer_group, action, topic, partition, from_offset, to_offset, actor, reason)
+    SELECT 'g', CASE WHEN n % 1000 < 100 THEN 'reset' ELSE 'replay' END, 't', n % 100, 500, 501, 'a', 'r'
+    FROM generate_series(0, 9999) n ORDER BY random()"""
+MOVES = 10  # of each partition, among 100 actions
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "never analyzed"])
+def busy(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[tuple[Connection, str]]:
+    """A group to which 10,000 things were done, a tenth of them moves."""
+    tables = ("admin_action", "partition_offset")
+    with filled_ledger(seekpoint_dsn, tables, ACTIONS, request.param) as (engine, name), engine.connect() as connection:
+        yield connection, name
+
+
+@pytest.mark.parametrize("offset", [500, 501], ids=["moved over", "read"])
+def test_the_moves_of_one_partition_are_found_by_an_index(busy: tuple[Connection, str], offset: int) -> None:
+    """I5: a wait for a record asks whether a reset passed it; replays and discards are not in the way."""
+    tx, name = busy
+    given = {"group": "g", "topic": "t", "partition": 7, "asked_offset": offset}
+    plan = plan_of(tx, name, wait.BECAME, given)
+    tx.rollback()
+    (scan,) = scans(plan, "admin_action")
+    assert scan["Index Name"] == "admin_action_reset_idx", plan
+    assert rows_read(plan, "admin_action") == (1 if offset == 500 else MOVES), plan
+
+
+def test_a_prepared_statement_finds_the_moves_of_a_partition_too(busy: tuple[Connection, str]) -> None:
+    """I5: psycopg prepares what is repeated; the partial index fits without the values, too."""
+    plan = prepared_plan(busy[0], busy[1], wait.BECAME)
+    busy[0].rollback()
+    assert [scan["Index Name"] for scan in scans(plan, "admin_action")] == ["admin_action_reset_idx"], plan

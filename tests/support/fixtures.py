@@ -19,7 +19,7 @@ from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import Terminal
 from support.dead_letter_group import Depot
 from support.kafka_postgres import PROTOCOLS, Scene, Way
-from support.proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy
 from support.reload_orders import Shop
 from support.schema_registry import SchemaRegistry
 from support.sink_tables import Ground

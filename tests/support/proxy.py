@@ -1,29 +1,24 @@
-"""TCP proxies that break connections on purpose: ``Proxy`` for any protocol, ``PostgresProxy`` knows a COMMIT.
+"""A TCP proxy that breaks connections on purpose, for any protocol.
 
-Each runs an event loop in a thread of its own, on a free loopback port, without encryption.
+It runs an event loop in a thread of its own, on a free loopback port, without encryption.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar
 
-from sqlalchemy.engine import URL, make_url
-
-from seekpoint.errors import ConfigError
-from support import pgwire
-from support.postgres_link import PostgresLink
-from support.proxy_links import Direction, Link, Side
-
 T = TypeVar("T")
-When = Literal["before_commit", "after_commit", "after_commit_delayed", "at_statement"]
 
-_HOST: Final = "127.0.0.1"
+Direction = Literal["to_server", "to_client"]
+_QUEUE_LIMIT: Final = 16 * 1024 * 1024  # bytes held per direction; beyond it the sender has to wait
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # linger for 0 s: close sends RST and drops what is unsent
+HOST: Final = "127.0.0.1"
 
 
 class Proxy:
@@ -186,161 +181,172 @@ def _bound(port: int) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # refuse() binds again before it lets go
-    sock.bind((_HOST, port))
+    sock.bind((HOST, port))
     return sock
 
 
-@dataclass
-class _Fault:
-    when: When
-    text: str | None
-    skip: int
-
-    def meets(self, sql: str, commit: bool) -> bool:
-        wanted = (self.text is None or self.text in sql) if self.when == "at_statement" else commit
-        if wanted and self.skip:
-            self.skip -= 1
-            return False
-        return wanted
+# -- the inside of a connection: two sockets, a lane of bytes each way; all of it in the loop's thread --------------
 
 
-class PostgresProxy(Proxy):
-    """A ``Proxy`` that reads the client's side of Postgres's protocol and can break it at one exact message.
+class Side(asyncio.Protocol):
+    """One socket of a link: fills one lane, is the target of the other."""
 
-    ``arm()`` sets one fault for the next matching statement of any connection. It happens once; ``fired`` is set
-    and ``counts[when]`` raised after it has happened. ``counts`` also has ``statement`` and ``commit`` (executions
-    seen), ``commit_refused`` and ``delivered``. Simple and extended protocol, prepared statements and pipelines
-    are understood; an implicit commit (autocommit) is no COMMIT. Requests for TLS are refused, so the upstream
-    must let this machine in without it and the client may not insist (``sslmode=require``).
-
-    ``in_front_of(dsn)`` builds one from a SQLAlchemy URL, and ``dsn`` is that URL through the proxy.
-    """
-
-    def __init__(self, upstream_host: str, upstream_port: int) -> None:
-        self._armed: _Fault | None = None
-        self._holding: deque[tuple[PostgresLink, asyncio.Future[str]]] = deque()
-        self._url: URL | None = None
-        self.fired: Final = threading.Event()
-        super().__init__(upstream_host, upstream_port)
-
-    @classmethod
-    def in_front_of(cls, dsn: str) -> Self:
-        """A proxy for the server of a SQLAlchemy URL; ``ConfigError`` unless that names exactly one host."""
-        url = make_url(dsn)
-        hosts = [host for host in (url.host, url.query.get("host")) if host]
-        ports = [port for port in (url.port, url.query.get("port")) if port]
-        match hosts, ports:
-            case [str(host)], [int() | str() as port] if "," not in host:
-                proxy = cls(host, int(port))
-            case [str(host)], [] if "," not in host:
-                proxy = cls(host, 5432)
-            case _:
-                raise ConfigError(f"name exactly one host in the URL to proxy, not {hosts or 'none'}")
-        proxy._url = url
-        return proxy
+    def __init__(self, link: Link, received: Callable[[bytes], None]) -> None:
+        self._link, self._received = link, received
+        self.transport: asyncio.Transport | None = None
+        self._full = False
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def dsn(self) -> str:
-        """The URL given to ``in_front_of``, leading through the proxy; the password is in it."""
-        if self._url is None:
-            raise ConfigError("this proxy was not made by PostgresProxy.in_front_of(dsn)")
-        through = self._url.difference_update_query(["host", "port"]).set(host=_HOST, port=self.port)
-        return through.render_as_string(hide_password=False)
+    def alive(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
 
-    def arm(self, when: When, text: str | None = None, *, skip: int = 0) -> None:
-        """Break the next matching statement, replacing what was armed before; ``fired`` is cleared.
+    @property
+    def full(self) -> bool:
+        """It takes no more for now; a closed one takes everything and forgets it."""
+        return self._full and self.alive
 
-        - ``before_commit``: the COMMIT is not forwarded and both sides are cut. It has not taken effect; the
-          server rolls back, and lets go of its locks, as soon as it notices.
-        - ``after_commit``: the COMMIT is forwarded, the server's answer swallowed and the client cut. It has
-          taken effect. A refused COMMIT (ROLLBACK, an error) passes through, counts as ``commit_refused``, and
-          the fault waits for the next one.
-        - ``after_commit_delayed``: the client is cut at once, and the COMMIT kept until ``deliver()``; meanwhile
-          the transaction is open on the server with all its locks.
-        - ``at_statement``: both sides are cut in front of a statement whose SQL contains ``text`` (None: of any
-          statement, so that a test can try every ``skip``). The transaction is rolled back.
+    @property
+    def shut(self) -> bool:
+        """No socket is open: never connected, or closed by now."""
+        return self.transport is None or self.gone.done()
 
-        ``skip`` lets that many matches pass first.
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._link.connected(self)
 
-        What psycopg raises is the same in all four cases, out of ``commit()`` or ``execute()``:
-        ``psycopg.OperationalError`` with ``sqlstate`` None ("server closed the connection unexpectedly"), and
-        ``connection.broken`` is true. So nothing tells a COMMIT that took effect from one that did not.
-        SQLAlchemy wraps it as ``sqlalchemy.exc.OperationalError`` with ``connection_invalidated`` true.
-        """
-        self._call(self._arm, _Fault(when, text, skip))
+    def data_received(self, data: bytes) -> None:
+        self._received(data)
 
-    def deliver(self, timeout: float = 10.0) -> str:
-        """Send the oldest COMMIT held back by ``after_commit_delayed`` and give the server's answer.
+    def eof_received(self) -> bool:
+        self._link.ended(self)
+        return True  # the other direction goes on
 
-        ``"COMMIT"``; ``"ROLLBACK"``; ``"ERROR"`` and an SQLSTATE; or ``"CLOSED"`` if the server had ended the
-        connection before. Raises ``TimeoutError`` after ``timeout`` seconds, ``RuntimeError`` if none is held.
-        """
-        return self._do(self._deliver(timeout))
+    def pause_writing(self) -> None:
+        self._full = True
+        self._link.gate()
 
-    # What follows runs in the loop's thread.
+    def resume_writing(self) -> None:
+        self._full = False
+        self._link.gate()
 
-    def meet(self, link: PostgresLink, sql: str, piece: pgwire.Piece) -> bool:
-        """Count the statement and break it if it is the one; True says: do not forward it."""
-        commit = pgwire.is_commit(sql)
-        self.counts["statement"] += 1
-        self.counts["commit"] += commit
-        fault = self._armed
-        if fault is None or not fault.meets(sql, commit):
-            return False
-        self._armed = None
-        if fault.when == "after_commit":
-            link.watch_answers(lambda answer: self._committed(link, fault, answer))
-            return False
-        if fault.when == "after_commit_delayed":
-            self._hold(link, piece)
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.gone.set_result(None)
+        self._link.lost(self)
+
+    def read(self, wanted: bool) -> None:
+        if self.transport is not None and self.alive:
+            if wanted:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    def reset(self) -> None:
+        if self.transport is not None and not self.gone.done():
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self.transport.abort()
+
+
+class Lane:
+    """Bytes on their way in one direction, each chunk with the time it may arrive at; b"" is the end."""
+
+    def __init__(self, link: Link, target: Side, direction: Direction) -> None:
+        self._link, self._proxy, self.target, self._direction = link, link.proxy, target, direction
+        self._queue: deque[tuple[float, bytes]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self.size = 0
+        self.finished = False
+
+    def push(self, data: bytes) -> None:
+        self._queue.append((self._proxy.loop.time() + self._proxy.delays[self._direction], data))
+        self.size += len(data)
+        self.drain()
+
+    def drain(self) -> None:
+        """Write what is due, and come back for the rest."""
+        transport, loop = self.target.transport, self._proxy.loop
+        if transport is not None and self.target.alive and not self._proxy.frozen:
+            while self._queue and self._queue[0][0] <= loop.time():
+                _, data = self._queue.popleft()
+                self.size -= len(data)
+                if data:
+                    transport.write(data)
+                else:
+                    transport.write_eof()
+                    self.finished = True
+            if self._queue and self._timer is None:
+                self._timer = loop.call_at(self._queue[0][0], self._tick)
+        self._link.gate()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.drain()
+
+
+class Link:
+    """One client's connection together with the proxy's own to the server."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self.client = Side(self, self.from_client)
+        self.server = Side(self, self.from_server)
+        self._to_server = Lane(self, self.server, "to_server")
+        self._to_client = Lane(self, self.client, "to_client")
+        self._reached = False
+        self.dropped = False
+
+    def from_client(self, data: bytes) -> None:
+        self.send_server(data)
+
+    def from_server(self, data: bytes) -> None:
+        self.send_client(data)
+
+    def send_server(self, data: bytes) -> None:
+        self._to_server.push(data)
+
+    def send_client(self, data: bytes) -> None:
+        self._to_client.push(data)
+
+    def connected(self, side: Side) -> None:
+        if side is self.client:
+            self.proxy.opened(self)
+        if self.dropped:  # the client left while the server was being reached
+            side.reset()
         else:
-            link.drop()
-        self._happened(fault)
-        return True
+            self.refresh()
 
-    def _arm(self, fault: _Fault) -> None:
-        self._armed = fault
-        self.fired.clear()
+    def ended(self, side: Side) -> None:
+        """One side has said all it had to say (FIN)."""
+        (self._to_server if side is self.client else self._to_client).push(b"")
 
-    def _happened(self, fault: _Fault) -> None:
-        self.counts[fault.when] += 1
-        self.loop.call_soon(self.fired.set)  # behind the closing of sockets, which waits in the same queue
+    def lost(self, _side: Side) -> None:
+        """One side is closed: by us, or by an error that the other side shall see too."""
+        if not (self._to_server.finished and self._to_client.finished):
+            self.drop()
+        if self.client.shut and self.server.shut:
+            self.proxy.closed(self)
 
-    def _committed(self, link: PostgresLink, fault: _Fault, answer: str) -> bool:
-        if answer == "COMMIT":
-            link.drop()
-            self._happened(fault)
-        elif answer in {"ROLLBACK", "CLOSED"} or answer.startswith("ERROR"):
-            self.counts["commit_refused"] += 1
-            self._armed = self._armed or fault
-        else:
-            return False  # of an earlier statement in the pipeline
-        return True
+    def drop(self) -> None:
+        """Reset both connections."""
+        self.dropped = True
+        self.client.reset()
+        self.server.reset()
 
-    def _hold(self, link: PostgresLink, piece: pgwire.Piece) -> None:
-        answer: asyncio.Future[str] = self.loop.create_future()
+    def refresh(self) -> None:
+        """Act on what the proxy allows now: reach for the server, pass on what waits."""
+        if not self._reached and not self.proxy.frozen:
+            self._reached = True
+            self.proxy.reach(self)
+        self._to_server.drain()
+        self._to_client.drain()
 
-        def answered(outcome: str) -> bool:
-            final = outcome in {"COMMIT", "ROLLBACK", "CLOSED"} or outcome.startswith("ERROR")
-            if final and not answer.done():
-                answer.set_result(outcome)
-            return final
-
-        link.watch_answers(answered)
-        link.hold(piece.raw if piece.kind == ord("Q") else piece.raw + pgwire.SYNC)
-        self._holding.append((link, answer))
-
-    async def _deliver(self, timeout: float) -> str:
-        if not self._holding:
-            raise RuntimeError("no COMMIT is held back: arm('after_commit_delayed') and wait for fired first")
-        link, answer = self._holding.popleft()
-        if not answer.done():
-            assert link.held is not None
-            link.send_server(link.held)
-        outcome = await asyncio.wait_for(answer, timeout)
-        self.counts["delivered"] += 1
-        link.drop()
-        return outcome
-
-    def _new_link(self) -> Link:
-        return PostgresLink(self)
+    def gate(self) -> None:
+        """Read each side as fast as the other can take it; close when both have said all."""
+        for side, lane in ((self.client, self._to_server), (self.server, self._to_client)):
+            if self._to_server.finished and self._to_client.finished:
+                assert side.transport is not None
+                side.transport.close()
+            else:
+                side.read(not self.proxy.frozen and not lane.target.full and lane.size < _QUEUE_LIMIT)

@@ -10,7 +10,7 @@ from typing import Any
 from chaos.worker.event_log import EventLog, WorkerEvent
 from chaos.worker.schedule import WORKERS, PoolPlan
 from seekpoint.testing.child_process import Break, ChildProcess, NotReached, Report, start_python
-from support.proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy
 
 SESSION_MS = 1000  # after so long without a heartbeat a worker has lost its partitions
 MAX_POLL_MS = 3000  # after so long in one call, although it still sends heartbeats, too

@@ -27,7 +27,7 @@ from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import Batcher, Pausing, batch, offsets, paused
-from support.proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of, shop_on
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]

@@ -24,7 +24,7 @@ from seekpoint.kafka.ranges import Range
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.archive import Vault
 from support.export_process import PLACES, Exporter
-from support.proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy
 
 NOW = timedelta(0)
 

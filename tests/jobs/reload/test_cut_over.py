@@ -19,7 +19,7 @@ from seekpoint.jobs.reload.cutover import took_effect
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started
-from support.proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of, pipeline
 
 APPEND: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}

@@ -14,7 +14,7 @@ from seekpoint.postgres.sqlstates import is_transient
 T = TypeVar("T")
 
 TRIES = 20
-_chance = random.Random()  # noqa: S311 -- jitter
+_chance = random.SystemRandom()  # has no state that forked workers would share
 
 
 @dataclass(frozen=True, slots=True)

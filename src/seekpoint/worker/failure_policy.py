@@ -16,7 +16,7 @@ from seekpoint.worker.open_batch import Outcome
 # No record is passed for these, whatever the policy: another one might have to be passed for the same reason.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
 
-_chance = random.Random()  # noqa: S311 -- jitter
+_chance = random.SystemRandom()  # has no state that forked workers would share
 
 
 class CrashingRecord(Exception):  # noqa: N818 -- named after what the record did

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -69,8 +68,7 @@ class Loop:
         self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
         self._lag_at = 0.0
         self._took = 0.0  # seconds of the last batch: as long, single-record attempts may take before others are read
-        self._chance = random.Random()  # noqa: S311 -- jitter
-        self._waits = Backoff().waits(self._chance)
+        self._waits = Backoff().waits()
         self._ask_codec: Callable[[], object] | None = None  # what a codec got no answer to
         announce.add(self._watch)
         self._assignment: WorkerAssignment
@@ -192,7 +190,7 @@ class Loop:
 
         Raises what stays as it is, and KafkaUnavailable or the database's error when ``Limits.start_wait`` is over.
         """
-        began, waits, limit = monotonic(), Backoff().waits(self._chance), self._limits.start_wait or math.inf
+        began, waits, limit = monotonic(), Backoff().waits(), self._limits.start_wait or math.inf
         trouble: events.KafkaTrouble | events.DatabaseTrouble
         is_delayed = False
         self._announce(events.Starting(group=self._pipeline.group))
@@ -370,7 +368,7 @@ class Loop:
                 self._ask_codec = None
             self._in_trouble = False
             self._announced_at.clear()
-            self._waits = Backoff().waits(self._chance)
+            self._waits = Backoff().waits()
             self._announce(events.Recovered())
 
 

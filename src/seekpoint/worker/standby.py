@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from random import Random
 from typing import TypeAlias
 
 from seekpoint import events
@@ -26,7 +25,6 @@ class Standby:
 
     def __init__(self, ledger: Ledger, topics: Collection[str], announce: Announcer, stopping: threading.Event) -> None:
         self._ledger, self._topics, self._announce, self._stopping = ledger, topics, announce, stopping
-        self._chance = Random()  # noqa: S311 -- jitter
 
     def until_free(self, known: Reason | None = None) -> bool:
         """Return when a claim would be let in; False if the end was asked for before.
@@ -37,7 +35,7 @@ class Standby:
         told, wait = None, 0.0
         if known is not None:
             told, wait = self._announce_change(None, known), self._ledger.limits.idle_check
-        waits, in_trouble = Backoff().waits(self._chance), False
+        waits, in_trouble = Backoff().waits(), False
         while True:
             if self._stopping.wait(wait):
                 return False
@@ -54,7 +52,7 @@ class Standby:
                 continue
             if in_trouble:
                 self._announce(events.Recovered())
-                waits, in_trouble = Backoff().waits(self._chance), False
+                waits, in_trouble = Backoff().waits(), False
             if (told := self._announce_change(told, found, became)) is None:
                 return True
             wait = self._ledger.limits.idle_check

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum, auto
@@ -48,12 +47,11 @@ class Reconciler:
     def __init__(self, resources: Resources, claiming: Claiming, *, has_group: bool) -> None:
         self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
         self._claiming, self._has_group = claiming, has_group
-        self._chance = random.Random()  # noqa: S311 -- jitter
         self.reset_backoff()
 
     def reset_backoff(self) -> None:
         """There is progress: the next wait for a lost claim is a short one."""
-        self._backoff = Backoff().waits(self._chance)
+        self._backoff = Backoff().waits()
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
         """Ask the ledger, under the rows' locks, what is true; returns the partitions whose batch must be dropped.

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from seekpoint.records import Failure, Partition, Record
@@ -234,6 +234,22 @@ class OffsetLost(PartitionStopped):
 
 class TopicRecreated(PartitionStopped):
     """The topic was deleted and created again: its id is not the one that the stored position belongs to."""
+
+    @classmethod
+    def of(cls, partition: Partition, offset: int, stored: UUID, topic_id: UUID) -> Self:
+        """The error for a position that belongs to topic id ``stored``, with the choices."""
+        call, new = f"Ledger.reset_offset({partition.topic!r}, {partition.number}", f"topic_id={topic_id!r}"
+        return cls(
+            partition,
+            offset,
+            f"topic {partition.topic!r} was deleted and created again: the stored offset belongs to topic id {stored}, "
+            f"the brokers answer {topic_id}",
+            choices=(
+                f"restart: {call}, to=0, {new}, log=None, reason=...) reads the new topic from offset 0",
+                f"continue: {call}, to=<offset>, {new}, log=(<start>, <end>), reason=...) reads from there",
+                "stop: leave it; nothing is read or written until it is decided",
+            ),
+        )
 
 
 class TopicUnknown(PartitionStopped):

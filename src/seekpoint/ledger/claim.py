@@ -221,26 +221,10 @@ def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) 
     stops = {}
     for row in rows:
         partition = Partition(row.topic, row.partition)
-        stop = recreated(partition, row.next_offset, row.topic_id, claimant.topic_ids[partition.topic])
+        stop = TopicRecreated.of(partition, row.next_offset, row.topic_id, claimant.topic_ids[partition.topic])
         stop.token = row.token
         stops[partition] = stop
     return stops
-
-
-def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -> TopicRecreated:
-    """The error for a position that belongs to an earlier topic of the same name, with the choices."""
-    call = f"Ledger.reset_offset({partition.topic!r}, {partition.number}"
-    return TopicRecreated(
-        partition,
-        offset,
-        f"topic {partition.topic!r} was deleted and created again: the stored offset belongs to topic id {stored}, the "
-        f"brokers answer {topic_id}",
-        choices=(
-            f"restart: {call}, to=0, topic_id={topic_id!r}, log=None, reason=...) reads the new topic from offset 0",
-            f"continue: {call}, to=<offset>, topic_id={topic_id!r}, log=(<start>, <end>), reason=...) reads from there",
-            "stop: leave it; nothing is read or written until it is decided",
-        ),
-    )
 
 
 def record_stop(tx: GroupConnection, stop: PartitionStopped) -> CursorResult[Any]:

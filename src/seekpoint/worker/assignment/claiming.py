@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from time import monotonic
 
 from seekpoint import events
-from seekpoint.errors import GroupPaused, PartitionStopped
+from seekpoint.errors import GroupPaused, PartitionStopped, TopicRecreated
 from seekpoint.kafka.identity import NO_ID, Answer
 from seekpoint.kafka.offset_loss import unknown
 from seekpoint.ledger import Claim
-from seekpoint.ledger.claim import recreated
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPartition
@@ -170,5 +169,5 @@ def topic_id_mismatches(
         if topic_id is None or topic_id == NO_ID:
             found[partition] = None
         else:
-            found[partition] = recreated(partition, at.claim.next_offset, at.claim.topic_id, topic_id)
+            found[partition] = TopicRecreated.of(partition, at.claim.next_offset, at.claim.topic_id, topic_id)
     return found

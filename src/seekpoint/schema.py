@@ -56,7 +56,7 @@ from seekpoint.ledger.schema_revision import (
 )
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres import pooler
-from seekpoint.postgres.engine import watch
+from seekpoint.postgres.engine import check_connections
 from seekpoint.postgres.sqlstates import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 __all__ = [
@@ -296,7 +296,10 @@ def _travel(target: Target, schema: str, to: str, since: str, *, up: bool, drop:
         _refuse_other_database(target.dialect)
         # Read committed, whatever the engine says: a snapshot from before the wait would not see the work
         # of the one we waited for.
-        with watch(target).connect().execution_options(isolation_level="READ COMMITTED") as own, own.begin():
+        with (
+            check_connections(target).connect().execution_options(isolation_level="READ COMMITTED") as own,
+            own.begin(),
+        ):
             _travel(own, schema, to, since, up=up, drop=drop)
     elif isinstance(target, Connection):
         context = _context(connection=target)
@@ -339,7 +342,7 @@ def _locked_revision(context: MigrationContext, schema: str) -> str:
             "the schema is changed in one transaction, but this connection is in autocommit mode: "
             'open it with execution_options(isolation_level="READ COMMITTED")'
         )
-    pooler.found(connection)
+    pooler.detect(connection)
     key = func.hashtextextended(f"seekpoint schema {schema}", 0)
     connection.execute(select(func.pg_advisory_xact_lock(key)))
     found = current(connection, schema)

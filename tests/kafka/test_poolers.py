@@ -64,7 +64,7 @@ def nothing_is_left(seekpoint_engine: Engine) -> Iterator[None]:
 
 def test_it_is_detected_and_nothing_is_prepared(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
     with Ledger(seekpoint_engine, "g", schema=seekpoint_schema).engine.connect() as connection:
-        found, driver = pooler.found(connection), connection.connection.driver_connection
+        found, driver = pooler.detect(connection), connection.connection.driver_connection
         assert found is not None
         assert isinstance(driver, psycopg.Connection)
         assert found.announced == driver.info.backend_pid

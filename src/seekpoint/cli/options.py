@@ -21,7 +21,7 @@ from seekpoint.cli.errors import explained, keep_secret
 from seekpoint.cli.job_options import Job, job_of_workers, refuse_extras
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
-from seekpoint.postgres.engine import postgres_engine, read_url, watch
+from seekpoint.postgres.engine import check_connections, postgres_engine, read_url
 from seekpoint.worker.import_by_name import load
 from seekpoint.worker.worker import Worker
 
@@ -47,7 +47,7 @@ def database(text: str) -> URL:
 
 def one_off_engine(text: str) -> Engine:
     """An engine that keeps no connection open, for commands that look once and end."""
-    return watch(create_engine(database(text), poolclass=NullPool))
+    return check_connections(create_engine(database(text), poolclass=NullPool))
 
 
 def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, str]:

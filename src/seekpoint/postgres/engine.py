@@ -46,7 +46,7 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             "the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without "
             "isolation_level"
         )
-    return watch(engine)
+    return check_connections(engine)
 
 
 def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:
@@ -84,12 +84,12 @@ def _refuse(url: URL) -> Engine:
     )
 
 
-def watch(engine: Engine) -> Engine:
+def check_connections(engine: Engine) -> Engine:
     """Check each new connection of the engine once, before its first use. Returns the engine."""
     if not event.contains(engine, "connect", _require_readable):
         event.listen(engine, "connect", _require_readable, insert=True)  # before SQLAlchemy itself reads anything
-    if not event.contains(engine, "engine_connect", pooler.found):
-        event.listen(engine, "engine_connect", pooler.found)
+    if not event.contains(engine, "engine_connect", pooler.detect):
+        event.listen(engine, "engine_connect", pooler.detect)
     return engine
 
 

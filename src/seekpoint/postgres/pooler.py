@@ -24,7 +24,7 @@ class Pooler(NamedTuple):
     answering: int
 
 
-def found(connection: Connection) -> Pooler | None:
+def detect(connection: Connection) -> Pooler | None:
     """The pooler in front of the server, None without one. With one, nothing is prepared on this connection.
 
     Asked once for each connection of the driver; a pooler in session mode looks the same, and is

@@ -154,7 +154,7 @@ class Session:
         tx = self._connection = HandlerConnection(self._engine)
         tx.execution_options(isolation_level="READ COMMITTED")
         self.wire.connected(tx.driver)
-        if self._lends and pooler.found(tx) is None:  # a pooler gives each transaction another session
+        if self._lends and pooler.detect(tx) is None:  # a pooler gives each transaction another session
             with tx.begin():  # engine events of the application may set something at BEGIN
                 sets = tx.driver.info.transaction_status != TransactionStatus.IDLE
             self._state = SessionState(self._known)

@@ -158,7 +158,7 @@ class Loop:
         """Check everything that can be wrong before the first record; each error is one sentence."""
         with self._ledger.engine.connect() as connection:
             check(connection, self._ledger.schema)
-            if (found := pooler.found(connection)) is not None:
+            if (found := pooler.detect(connection)) is not None:
                 self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))
         self._check_tables()
         identity = Identity(self._config, min(self._limits.start_wait or math.inf, self._limits.kafka_timeout))

@@ -165,8 +165,9 @@ _locked = lock_each(
 )
 
 
-def _set_local(name: str) -> ColumnElement[Any]:
-    return func.set_config(constant(name), bindparam(name, type_=Text), true())
+def set_local(name: str) -> ColumnElement[Any]:
+    """Change a setting until the transaction ends, to the parameter of its name."""
+    return func.set_config(constant(name), bindparam(name, type_=Text), true()).label(name)
 
 
 def _hold(*settings: str) -> Any:
@@ -178,7 +179,7 @@ def _hold(*settings: str) -> Any:
     return select(
         _expected(rows.c.n, "claim or position is not the expected one; rows held: ").label("held"),
         func.pg_current_xact_id().cast(Text).label("transaction"),
-        *(_set_local(name).label(name) for name in settings),
+        *map(set_local, settings),
     )
 
 

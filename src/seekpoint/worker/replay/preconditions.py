@@ -66,7 +66,7 @@ def refused(dead_letter: DeadLetter, position: Position | None) -> Fenced | None
     return None
 
 
-def behind(dead_letter: DeadLetter, first: DeadLetter | None) -> Fenced:
+def not_first_of_key(dead_letter: DeadLetter, first: DeadLetter | None) -> Fenced:
     """The refusal of a dead letter that is not the first of its key."""
     other = "an earlier one of its key" if first is None else f"{first.id} (offset {first.offset})"
     return Fenced(

@@ -19,7 +19,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.session import Session
 from seekpoint.records import storable
 from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, chosen_dead_letters, lean, open_at
-from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, keeps_order, refused
+from seekpoint.worker.replay.preconditions import check_group, check_topic, keeps_order, not_first_of_key, refused
 from seekpoint.worker.replay.replay_one import Replayed, Replayer
 
 Key = tuple[str, int, UUID, bytes]  # of one partition, in one life of its topic
@@ -184,7 +184,7 @@ class DeadLetterReplay(DeadLetterAdmin):
     ) -> tuple[Replayed, int | None]:
         key = self._key(dead_letter)
         if key is not None and key in stuck:
-            return Replayed(dead_letter, refusal=behind(dead_letter, stuck[key]).reason), None
+            return Replayed(dead_letter, refusal=not_first_of_key(dead_letter, stuck[key]).reason), None
         try:
             outcome, following = replayer.replay(dead_letter.id, reason)
         except Fenced as refusal:
@@ -216,7 +216,7 @@ class DeadLetterReplay(DeadLetterAdmin):
             key = self._key(one.dead_letter)
             head_of_it = None if key is None else first.get(key)
             if one.refusal is None and head_of_it is not None and head_of_it.id not in good:
-                yield replace(one, refusal=behind(one.dead_letter, head_of_it).reason)
+                yield replace(one, refusal=not_first_of_key(one.dead_letter, head_of_it).reason)
             else:
                 yield one
 

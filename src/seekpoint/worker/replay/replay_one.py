@@ -8,13 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, bindparam, cast, func, literal, select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import UserDefinedType
 
 from seekpoint.errors import HandlerMisuse
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.positions import positions_of
-from seekpoint.ledger.sql.partition_offset import READ_GROUP
+from seekpoint.ledger.sql.partition_offset import READ_GROUP, set_local
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
@@ -22,7 +21,14 @@ from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
 from seekpoint.records import Cause, Failure, Span, State
 from seekpoint.worker.apply import Failed, decode_record, write
 from seekpoint.worker.replay.dead_letter_admin import lean, open_at, retry_locked
-from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, closed, keeps_order, refused
+from seekpoint.worker.replay.preconditions import (
+    check_group,
+    check_topic,
+    closed,
+    keeps_order,
+    not_first_of_key,
+    refused,
+)
 
 
 class _Xid8(UserDefinedType[str]):
@@ -34,10 +40,6 @@ class _Xid8(UserDefinedType[str]):
         return "xid8"
 
 
-def _set_local(name: str) -> ColumnElement[str]:
-    return func.set_config(literal(name, Text), bindparam(name, type_=Text), True).label(name)
-
-
 _CURRENT = func.pg_current_xact_id().cast(Text)
 # What the handler's session was set to, before our own statements changed it for themselves.
 REMEMBER_SESSION = select(
@@ -46,8 +48,8 @@ REMEMBER_SESSION = select(
 )
 _SETTINGS = ("TimeZone", "lock_timeout", "idle_in_transaction_session_timeout")
 # Handler and sinks run as in a worker's transaction. Answers the transaction's id.
-AS_WORKER = select(_CURRENT.label("transaction"), *map(_set_local, _SETTINGS))
-AS_WORKER_17 = select(_CURRENT.label("transaction"), *map(_set_local, (*_SETTINGS, "transaction_timeout")))
+AS_WORKER = select(_CURRENT.label("transaction"), *map(set_local, _SETTINGS))
+AS_WORKER_17 = select(_CURRENT.label("transaction"), *map(set_local, (*_SETTINGS, "transaction_timeout")))
 CURRENT_TRANSACTION = select(_CURRENT)
 # NULL for one that ended too long ago.
 TRANSACTION_STATUS = select(func.pg_xact_status(cast(cast(bindparam("transaction", type_=Text), Text), _Xid8)))
@@ -177,7 +179,7 @@ class Replayer:
         if keeps_order(self._pipeline, dead_letter):
             first = self._dead_letters.first_open_of_key(tx, dead_letter)
             if first is not None and first < dead_letter.offset:
-                raise behind(dead_letter, open_at(self._dead_letters, dead_letter, first))
+                raise not_first_of_key(dead_letter, open_at(self._dead_letters, dead_letter, first))
 
     def _keep(self, dead_letter: DeadLetter, failure: Failure) -> None:
         """The new error beside the old one, in a transaction of its own: what the replay wrote is rolled back."""

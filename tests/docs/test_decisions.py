@@ -16,7 +16,7 @@ FIELDS = ["Status", "Date", "Context", "Decision", "Alternatives", "Consequences
 
 
 def fields(record: Path) -> dict[str, str]:
-    """The record's fields in their order, each with its text."""
+    """The fields of a decision record in their order, each with its text."""
     parts = re.split(r"^\*\*([A-Z]\w+)\.\*\*", read(record), flags=re.MULTILINE)[1:]
     return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
 

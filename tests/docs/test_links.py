@@ -54,14 +54,14 @@ def test_fragments_that_cannot_run_are_python_all_the_same(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_knows_no_machine(page: Path) -> None:
-    """No path of somebody's home, no address of a private network or host."""
+    """No path of a user's home, no address of a private network or host."""
     text = read(page)
     found = re.findall(r"(?:/home/|/Users/|/root/)\S*|\b10\.\d+\.\d+\.\d+\b|\b192\.168\.\d+\.\d+\b", text)
     assert not found
 
 
 def test_nothing_names_the_package_as_if_it_were_on_the_index() -> None:
-    """There, the name may be a stranger's: messages and pages install from a path."""
+    """There, the name may be another project's: messages and pages install from a path."""
     files = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
     named = re.compile(r"install (?:--upgrade )?['\"`]?seekpoint\b")
     assert not [name_of(file) for file in files if named.search(read(file))]

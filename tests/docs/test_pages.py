@@ -15,21 +15,20 @@ SQL blocks run on the same database. The pages in ``TYPED``, whose commands run 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from sqlalchemy import Engine, create_engine, make_url, text
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Engine, text
 from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
 from seekpoint import Ledger
 from support.docs_pages import PAGES, ROOT, TYPED, blocks, name_of, read
+from support.fixtures import NewEngine
 from support.waiting import until
 
 SECONDS = 60.0  # for what takes a few
@@ -43,23 +42,9 @@ def _runs(page: Path) -> bool:
 
 
 @pytest.fixture
-def url(seekpoint_dsn: str) -> Iterator[str]:
-    """A database of this page's own."""
-    name = f"docs_{uuid4().hex}"
-    server = create_engine(seekpoint_dsn, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE template0"))
-    yield make_url(seekpoint_dsn).set(database=name).render_as_string(hide_password=False)
-    with server.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-
-
-@pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
-    """An engine on it."""
-    engine = create_engine(url)
-    yield engine
-    engine.dispose()
+def engine(database_url: str, new_engine: NewEngine) -> Engine:
+    """An engine on a database of this page's own."""
+    return new_engine(database_url)
 
 
 def _waiter(engine: Engine) -> Callable[[str, object], None]:
@@ -126,7 +111,8 @@ class Reader:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if _runs(page)], ids=name_of)
-def test_the_blocks_of_a_page_run(page: Path, url: str, engine: Engine, request: pytest.FixtureRequest) -> None:
+def test_the_blocks_of_a_page_run(page: Path, engine: Engine, request: pytest.FixtureRequest) -> None:
+    url = engine.url.render_as_string(hide_password=False)
     given: dict[str, Any] = {"url": url, "engine": engine, "wait_until": _waiter(engine), "__name__": "page"}
     if re.search(r"\b(brokers|make_topic|produce)\b", read(page)):
         given |= request.getfixturevalue("kafka")

@@ -40,7 +40,7 @@ API, EVENTS_PAGE, CONFIGURATION, JOBS = (
 
 
 def ticked(text: str) -> set[str]:
-    """Every word that stands in backticks."""
+    """Every word in backticks."""
     return {word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", code)}
 
 
@@ -51,7 +51,7 @@ def face_of(made: Any) -> str:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The rows of the text's tables, by what stands in backticks in their first cell."""
+    """The rows of the text's tables, by the words in backticks in their first cell."""
     found = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -27,7 +27,7 @@ def commit_to_kafka(scene: Scene, offsets: dict[tuple[str, int], int]) -> None:
 
 
 def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(scene: Scene, way: Way) -> None:
-    """I6: commits ahead of the ledger and behind it, before the first start and between two."""
+    """I6: commits past the ledger's position and before it, before the first start and between two."""
     name = scene.topic(2)
     stored = scene.produce(name, 30, partition=0) + scene.produce(name, 20, partition=1)
     commit_to_kafka(scene, {(name, 0): 17, (name, 1): 3})  # before the first start …
@@ -43,7 +43,7 @@ def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(scene
     scene.book.assert_holds(name, stored)
 
 
-def test_a_restart_goes_on_where_the_ledger_was_moved_to(scene: Scene, way: Way) -> None:
+def test_a_restart_resumes_at_the_offset_of_a_reset(scene: Scene, way: Way) -> None:
     """I6: nothing is remembered elsewhere."""
     name, stored = scene.log(20)
     run = scene.worker(name, **way(name, 1))
@@ -149,7 +149,7 @@ def test_a_fixed_list_that_names_a_partition_the_topic_does_not_have_is_refused(
     assert scene.positions() == {}
 
 
-# -- people who own their loop ------------------------------------------------------------------------------
+# -- people who own their loop ----------------------------------------------------------------------------
 
 
 def test_a_pause_that_outlives_a_placement_is_ended_by_the_next(scene: Scene, protocol: Protocol) -> None:

@@ -181,7 +181,7 @@ pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[keep, Append("
 """
 
 
-def test_explain_tells_the_roads_of_a_pipeline(place: Place) -> None:
+def test_explain_shows_the_write_strategies_of_a_pipeline(place: Place) -> None:
     module = place.module("from seekpoint import Upsert", *UPSERTED.splitlines())
     said = seekpoint("explain", f"{module}:pipe").stdout
     assert f"{place.group} reads {place.topic}; a poison record: stop" in said
@@ -536,7 +536,9 @@ def test_a_second_signal_aborts(place: Place, lines: None) -> None:
     assert place.lines() == []
 
 
-def test_a_stopped_partition_is_told_and_the_others_go_on(place: Place, lines: None, topic: Callable[..., str]) -> None:
+def test_a_stopped_partition_is_logged_and_the_others_resume(
+    place: Place, lines: None, topic: Callable[..., str]
+) -> None:
     place.topic = topic(2)
     place.produce([b"\xff"], partition=0)
     place.produce(["fine"], partition=1)
@@ -550,7 +552,7 @@ def test_a_stopped_partition_is_told_and_the_others_go_on(place: Place, lines: N
     assert f"error: 1 partition stopped: {place.topic}/0\n" in process.said
 
 
-def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(place: Place) -> None:
+def test_a_record_that_fails_is_logged_with_its_line_attempt_and_policy(place: Place) -> None:
     place.produce(["one"])
     module = place.module(FAILING.replace("strict=True", 'on_poison="skip"'))
     process = place.start("run", f"{module}:pipe", *place.options())

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from seekpoint.testing.servers import topics
 from seekpoint.testing.servers.pair import RunningPair, announce_pair
 from support.command import seekpoint
+from support.log_changes import messages
 
 AWAY = "127.0.0.1:1"
 
@@ -57,16 +57,11 @@ Stored = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
 @pytest.fixture
 def stored(seekpoint_broker: str) -> Callable[..., list[Stored]]:
-    """``stored(topic, count, partition=0)``: key, value and headers of the partition's first records."""
+    """``stored(topic, partition=0)``: key, value and headers of the partition's records."""
 
-    def read(topic: str, count: int, partition: int = 0) -> list[Stored]:
-        consumer = Consumer({"bootstrap.servers": seekpoint_broker, "group.id": "none", "log_level": 0})
-        try:
-            consumer.assign([TopicPartition(topic, partition, 0)])
-            messages = consumer.consume(count, 30)
-            return [(one.key(), one.value(), one.headers() or []) for one in messages]  # type: ignore[misc]
-        finally:
-            consumer.close()
+    def read(topic: str, partition: int = 0) -> list[Stored]:
+        found = messages(seekpoint_broker, topic, partition)
+        return [(one.key(), one.value(), one.headers() or []) for one in found]  # type: ignore[misc]
 
     return read
 
@@ -113,7 +108,7 @@ def test_lines_become_values(
     assert sent.stdout == f"{name}: 2 records to {seekpoint_broker}\n  {name}/0: 2 records, the last at offset 1\n"
     more = dev("produce", name, stdin=b"\xff\n")
     assert more.stdout.endswith(f"  {name}/0: 1 record, the last at offset 2\n")
-    assert stored(name, 3) == [(None, b'{"id": 1}', []), (None, b'{"id": 2}', []), (None, b"\xff", [])]
+    assert stored(name) == [(None, b'{"id": 1}', []), (None, b'{"id": 2}', []), (None, b"\xff", [])]
 
 
 def test_keys_choose_the_partition_and_each_is_reported(
@@ -134,7 +129,7 @@ def test_keys_choose_the_partition_and_each_is_reported(
     found: list[Stored] = []
     for number, one in partitions.items():
         assert one["last_offset"] == one["records"] - 1
-        found += stored(name, one["records"], int(number))
+        found += stored(name, int(number))
     assert sorted(found, key=lambda one: int(one[1] or b"")) == [(b"k%d" % (n % 10), b"%d" % n, []) for n in range(100)]
 
 
@@ -144,7 +139,7 @@ def test_objects_have_a_key_a_value_and_headers(
     name = topic()
     lines = ['{"key": "a", "value": {"price": 1.10}, "headers": {"h": "1", "n": null}}', '{"key": "a", "value": null}']
     dev("produce", name, "-", "--json-lines", stdin="\n".join(lines))
-    assert stored(name, 2) == [(b"a", b'{"price": 1.10}', [("h", b"1"), ("n", None)]), (b"a", None, [])]
+    assert stored(name) == [(b"a", b'{"price": 1.10}', [("h", b"1"), ("n", None)]), (b"a", None, [])]
 
 
 def test_a_bad_line_is_named_and_those_before_it_are_stored(
@@ -156,7 +151,7 @@ def test_a_bad_line_is_named_and_those_before_it_are_stored(
     assert "error: stdin, line 3: Object contains unknown field `vlaue`; expected {" in refused.stderr
     assert refused.stderr.endswith("\n2 records of earlier lines were stored\n")
     dev("produce", name, stdin="after")
-    assert [value for _, value, _ in stored(name, 3)] == [b"1", b"2", b"after"]
+    assert [value for _, value, _ in stored(name)] == [b"1", b"2", b"after"]
 
 
 def test_a_record_that_is_too_large_is_named(pair: RunningPair, topic: Callable[..., str]) -> None:

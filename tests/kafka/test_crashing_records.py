@@ -1,4 +1,4 @@
-"""Records that end the process: found, and parked after so many deaths; the records beside them applied once each."""
+"""Records that end the process: dead-lettered after so many crashes; the records beside them are applied once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def kill_twice(scene: Scene, name: str, number: int = 0) -> None:
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit", 3), ("sigkill", -9), ("segfault", -11)])
-def test_a_record_that_kills_is_parked_and_the_others_are_applied_once(scene: Scene, how: str, code: int) -> None:
+def test_a_crashing_record_is_dead_lettered_and_the_others_are_applied_once(scene: Scene, how: str, code: int) -> None:
     name, stored = scene.log(["ok"] * 30 + [how] + ["ok"] * 30)
     deaths = Restarts(scene, name).until(at_end(scene, stored, name), 4)
     assert deaths == [code] * 4, "two until it was suspected, and two alone"
@@ -70,7 +70,7 @@ def test_a_record_that_kills_is_parked_and_the_others_are_applied_once(scene: Sc
     scene.book.assert_holds(name, stored[:30] + stored[31:])
 
 
-def test_a_killer_at_the_head_and_one_next_to_it(scene: Scene) -> None:
+def test_a_crashing_record_at_the_head_and_one_next_to_it(scene: Scene) -> None:
     name, stored = scene.log(["exit", "exit", "ok", "ok", "exit", "ok"])
     deaths = Restarts(scene, name).until(at_end(scene, stored, name), 12)
     assert dead(scene) == [(0, at, "dead_lettered", "crashed") for at in (0, 1, 4)]
@@ -78,7 +78,7 @@ def test_a_killer_at_the_head_and_one_next_to_it(scene: Scene) -> None:
     scene.book.assert_holds(name, [stored[2], stored[3], stored[5]])
 
 
-def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Scene) -> None:
+def test_an_idle_partition_and_a_busy_one_beside_a_crashing_record_lose_nothing(scene: Scene) -> None:
     name = scene.topic(3)
     stored = scene.produce(name, ["ok"] * 5 + ["exit"] + ["ok"] * 5, partition=0)
     stored += scene.produce(name, ["ok"] * 40, partition=1)
@@ -91,7 +91,7 @@ def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Sc
     )
 
 
-def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
+def test_a_crashing_record_in_a_group_of_two(scene: Scene) -> None:
     scene.notice_the_dead_soon()
     name = scene.topic(4)
     stored = [at for n in range(4) for at in scene.produce(name, ["ok"] * 20, partition=n)]
@@ -117,7 +117,7 @@ def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
     scene.book.assert_holds(name, stored)
 
 
-def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_lives(scene: Scene) -> None:
+def test_under_stop_the_partition_stops_before_the_crashing_record_and_the_worker_lives(scene: Scene) -> None:
     name = scene.topic(2)
     stored = scene.produce(name, ["ok", "exit", "ok"], partition=0)
     other = scene.produce(name, ["ok"] * 5, partition=1)
@@ -126,7 +126,7 @@ def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_li
     assert len(deaths) == 4
     assert scene.positions()[Partition(name, 0)] == 1
     scene.book.assert_holds(name, [stored[0], *other])
-    # It is mended, and started again: the record is tried once more.
+    # The handler is corrected, and the worker started again: the record is tried once more.
     run = scene.worker(scene.pipeline(name, on_poison="stop"), partitions=[(name, 0), (name, 1)])
     run.finish(name, 3)
     scene.book.assert_holds(name, [*stored, *other])
@@ -146,11 +146,11 @@ def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends
     assert not dead(scene)
 
 
-# -- what is no death ---------------------------------------------------------------------------------------
+# -- what is no crash ---------------------------------------------------------------------------------------
 
 
 def wait_for_a_try(scene: Scene, name: str, gate: Gate) -> Any:
-    """A worker that stands in the second try of the record at offset 1, held by the gate."""
+    """A worker in the second attempt at the record at offset 1, held by the gate."""
     deadly = Deadly(scene.book)
     made = scene.pipeline(
         name, handle=deadly, retry=Retry(attempts=3, wait_initial=0.1, crashes=1), on_poison="dead_letter"
@@ -160,7 +160,7 @@ def wait_for_a_try(scene: Scene, name: str, gate: Gate) -> Any:
     return run
 
 
-def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
+def test_a_stop_in_the_middle_of_an_attempt_is_no_crash(scene: Scene) -> None:
     name, stored = scene.log(["ok", "fail 1", "ok"])
     gate = Gate(events.SingleRecordAttempt)
     run = wait_for_a_try(scene, name, gate)
@@ -175,7 +175,7 @@ def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
     assert not dead(scene)
 
 
-def test_a_trouble_of_the_database_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
+def test_an_error_of_the_database_in_the_middle_of_an_attempt_is_no_crash(scene: Scene) -> None:
     name, stored = scene.log(["ok", "fail 1", "ok"])
     tried = Gate(events.SingleRecordAttempt)
     run = wait_for_a_try(scene, name, tried)
@@ -237,7 +237,7 @@ def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: S
     scene.book.assert_holds(name, [*stored, *busy])
 
 
-# -- how much is tried carefully, and for how long --------------------------------------------------------------------
+# -- how much is tried carefully, and for how long ----------------------------------------------------------
 
 
 def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> None:
@@ -259,7 +259,7 @@ def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> Non
     assert not dead(scene)
 
 
-def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transactions(scene: Scene) -> None:
+def test_one_crashing_record_costs_five_crashes_and_at_most_two_hundred_transactions(scene: Scene) -> None:
     """Two until it is suspected, one in its part, two alone; what comes after it goes in whole batches again."""
     name, stored = scene.log(["ok"] * 2555 + ["exit"] + ["ok"] * 2444)
     restarts = Restarts(scene, name, limits={"batch_records": 2000})

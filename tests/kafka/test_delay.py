@@ -35,7 +35,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A delay of an hour ends when the test sets this clock: nobody waits for it, however slow the machine is."""
+    """A delay of an hour ends when the test sets this clock: the test does not wait for it."""
     made = Clock()
     monkeypatch.setattr(Moment, "now", made.now)
     return made
@@ -194,7 +194,7 @@ def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
 
 
 def test_a_full_backlog_stays_paused_through_other_activations(scene: Scene, protocol: Protocol, clock: Clock) -> None:
-    """Under the eager protocol that assigns everything anew, and what was paused must stay so."""
+    """Under the eager protocol that assigns everything again, and what was paused must stay so."""
     name, many = scene.topic(2), 4000
     run = scene.worker(delayed(scene, name, HOUR), kafka=protocol, limits=Limits(batch_records=1000))
     run.placed(2)

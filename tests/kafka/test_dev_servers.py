@@ -1,4 +1,4 @@
-"""The throwaway servers are real, come back after a crash, and die with whoever started them."""
+"""The throwaway servers are real, come back after a crash, and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from seekpoint.testing.servers import kafka, postgres, server
@@ -25,6 +24,7 @@ from seekpoint.testing.servers.kafka import BROKERS_VARIABLE, KafkaServer, start
 from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.postgres import DSN_VARIABLE, PostgresServer, start_postgres, url_of
 from seekpoint.testing.servers.process import ServerFailed, free_port
+from support.log_changes import messages
 from support.proxy import Proxy
 from support.waiting import until
 
@@ -37,23 +37,8 @@ def gone(pid: int) -> bool:
 
 
 def records(bootstrap: str, topic: str) -> list[bytes | None]:
-    """All values of partition 0, read without a group."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "none", "enable.partition.eof": True, "log_level": 0}
-    )
-    try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        found: list[bytes | None] = []
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            message = consumer.poll(1)
-            if message is not None and message.error() is not None:
-                return found
-            if message is not None:
-                found.append(message.value())
-        raise AssertionError(f"no end of {topic} after 20 s; read {found}")
-    finally:
-        consumer.close()
+    """All values of partition 0."""
+    return [message.value() for message in messages(bootstrap, topic)]
 
 
 # -- Postgres ---------------------------------------------------------------------------------------------
@@ -85,7 +70,7 @@ def test_postgres_comes_back_with_what_was_committed(own_postgres: PostgresServe
         assert connection.execute("SELECT n FROM kept").fetchall() == [(7,)]
 
 
-def test_frozen_postgres_answers_nobody_until_it_is_thawed(own_postgres: PostgresServer) -> None:
+def test_a_frozen_postgres_answers_when_it_is_thawed(own_postgres: PostgresServer) -> None:
     with psycopg.connect(own_postgres.dsn, autocommit=True) as connection:
         answered = threading.Event()
 
@@ -139,7 +124,7 @@ def test_an_ended_server_shows_the_space_left(own_postgres: PostgresServer, monk
     assert re.search(r"\n/\S+ has \d+ MB left\.\nRemedy: set TMPDIR to a folder with free space", said)
 
 
-def test_binaries_that_nobody_may_reach_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binaries_out_of_reach_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
 
     def sealed(path: Path) -> bool:
@@ -205,7 +190,7 @@ def test_kafka_comes_back_with_every_acknowledged_record(
     assert records(own_kafka.bootstrap, name) == [b"one", b"two"]
 
 
-def test_frozen_kafka_answers_nobody_until_it_is_thawed(own_kafka: KafkaServer) -> None:
+def test_a_frozen_broker_answers_when_it_is_thawed(own_kafka: KafkaServer) -> None:
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap, "log_level": 0})
     admin.list_topics(timeout=10)
     own_kafka.freeze()
@@ -215,7 +200,7 @@ def test_frozen_kafka_answers_nobody_until_it_is_thawed(own_kafka: KafkaServer) 
     assert admin.list_topics(timeout=20).brokers
 
 
-def test_clients_of_the_second_listener_stay_behind_the_proxy(
+def test_clients_of_the_second_listener_use_the_proxy(
     topic: Callable[..., str], produce: Callable[..., list[tuple[int, int]]]
 ) -> None:
     port = free_port()
@@ -272,7 +257,7 @@ def test_docker_compose_starts_a_broker_with_the_same_settings_from_the_same_ima
     assert re.findall(r"image: (\S+)", compose) == [postgres.IMAGE, kafka.IMAGE]
 
 
-# -- life and death ---------------------------------------------------------------------------------------
+# -- start and end ----------------------------------------------------------------------------------------
 
 OWNER = """
 import os, sys, threading

@@ -85,7 +85,7 @@ def test_a_mistake_that_every_record_meets_ends_the_worker_and_moves_nothing(sce
 
 
 @pytest.mark.parametrize("way", ["sink", "handler"])
-def test_many_bad_records_before_a_good_one_are_each_judged(scene: Scene, way: str) -> None:
+def test_many_bad_records_before_a_good_one_are_each_classified(scene: Scene, way: str) -> None:
     """None has been applied when the first one fails: others of the batch are tried, and undone."""
     refuse(scene, "42883")
     name, stored = scene.log(["bad"] * 20 + ["good"] * 20)
@@ -121,10 +121,10 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(scene: Scen
 
 @pytest.mark.parametrize("value", ["bad", "fail 1"])
 def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_records(scene: Scene, value: str) -> None:
-    """I4: the error of the program has ended the attempt. Together with other records it is judged by that error."""
+    """I4: the error of the program has ended the attempt. With other records it is classified by that error."""
     refuse(scene, "42883", value)
     name = scene.topic()
-    scene.produce(name, [value])  # "fail 1": the handler fails once, so the record is tried alone
+    scene.produce(name, [value])  # "fail 1": the handler fails once, so a single-record attempt follows
     retry = {"crashes": 2, "attempts": 99, "wait_initial": 0.05}
 
     def start() -> WorkerProcess:
@@ -136,7 +136,7 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
         process.kill()
         row = scene.ledger.read()[0]
         assert (row.attempt_running, row.attempt_crashes, scene.dead_letters("sqlstate")) == (False, 0, [])
-    last = start()  # suspected by now, and tried alone
+    last = start()  # suspected by now: a single-record attempt
     assert "mistake of the program" in last.wait_for("PartitionStopped")["error"]
     last.signal(signal.SIGTERM)
     assert last.ended() == 0
@@ -175,7 +175,7 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_then_stops(scene: Sce
 
 
 @pytest.mark.parametrize("outage", ["53100", "58030", "F0000", "25006"])
-def test_an_outage_of_the_server_is_no_attempt_of_a_record_that_is_tried_alone(scene: Scene, outage: str) -> None:
+def test_an_outage_of_the_server_is_no_single_record_attempt(scene: Scene, outage: str) -> None:
     """Its partition is quiet, so nothing else shows that all records would be refused: it waits, and does not stop."""
     refuse(scene, "40001")
     name, stored = scene.log(["good", "bad"])
@@ -193,7 +193,7 @@ def test_an_outage_of_the_server_is_no_attempt_of_a_record_that_is_tried_alone(s
 
 
 def test_a_transient_error_of_one_record_waits_over_a_restart(scene: Scene) -> None:
-    """The attempts are on record, and the record is tried alone: nothing else shows any more that it is its own."""
+    """The attempts are on record, and each is of one record: nothing else shows any more that the error is its own."""
     refuse(scene, "40001")
     name, _ = scene.log(["good", "bad"])
     slow = Retry(attempts=3, wait_initial=0.5, multiplier=1, jitter=0)

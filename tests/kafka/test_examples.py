@@ -7,8 +7,8 @@ import importlib.util
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +16,11 @@ from typing import Any
 import httpx
 import pytest
 from psycopg.errors import UndefinedTable
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import ProgrammingError
 
 from seekpoint import Append, Json, Partition, Pipeline
+from support.fixtures import NewEngine
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene
 from support.postgres_proxy import PostgresProxy
 
@@ -66,20 +67,16 @@ def looping(scene: Scene, topic: str, engine: Engine, kafka: dict[str, Any]) -> 
 
 
 @pytest.fixture
-def in_schema(scene: Scene) -> Iterator[Callable[[str], Engine]]:
+def in_schema(scene: Scene, new_engine: NewEngine) -> Callable[[str], Engine]:
     """``in_schema(url)``: an engine whose unqualified tables are the test's own."""
-    engines: list[Engine] = []
 
     def make(url: str) -> Engine:
-        engine = create_engine(url, pool_pre_ping=True)
+        engine = new_engine(url, pool_pre_ping=True)
         event.listen(engine, "connect", lambda raw, _: raw.execute(f'SET search_path TO "{scene.schema}"'))
         event.listen(engine, "connect", lambda raw, _: raw.commit())
-        engines.append(engine)
         return engine
 
-    yield make
-    for engine in engines:
-        engine.dispose()
+    return make
 
 
 @pytest.fixture
@@ -88,9 +85,7 @@ def words(scene: Scene) -> Callable[[], dict[str, int]]:
     scene.sql(f'CREATE TABLE "{scene.schema}".words (word text PRIMARY KEY, seen bigint NOT NULL)')
 
     def read() -> dict[str, int]:
-        with scene.engine.connect() as connection:
-            rows = connection.execute(text(f'SELECT word, seen FROM "{scene.schema}".words'))
-            return {row.word: row.seen for row in rows}
+        return {row.word: row.seen for row in scene.sql("SELECT word, seen FROM {schema}.words")}
 
     return read
 
@@ -148,7 +143,7 @@ def test_an_own_loop_stops_at_a_recreated_topic_until_it_is_decided(scene: Scene
     assert words() == {"old": 10, "new": 50}
 
 
-# -- fastapi_service ----------------------------------------------------------------------------------------------
+# -- fastapi_service --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -159,15 +154,25 @@ def orders(scene: Scene) -> Pipeline:
     return Pipeline(scene.group, topics=scene.topic(2), value=value, sinks=sinks)
 
 
-def test_a_service_consumes_while_it_serves(scene: Scene, orders: Pipeline, in_schema: Any) -> None:
+@pytest.fixture
+def app(scene: Scene, orders: Pipeline, in_schema: Callable[[str], Engine]) -> Any:
+    kafka = {"bootstrap.servers": scene.broker, **QUICK}
+    return fastapi_service.make_app(in_schema(scene.dsn), kafka, orders, schema=scene.schema)
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the service, while it runs."""
+    web = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://service")
+    async with app.router.lifespan_context(app), web:
+        yield web
+
+
+def test_a_service_consumes_while_it_serves(scene: Scene, orders: Pipeline, app: Any) -> None:
     (topic,) = orders.topics
-    app = fastapi_service.make_app(
-        in_schema(scene.dsn), {"bootstrap.servers": scene.broker, **QUICK}, orders, schema=scene.schema
-    )
 
     async def visit() -> None:
-        web = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://service")
-        async with app.router.lifespan_context(app), web:
+        async with serving(app) as web:
             assert (await web.get("/health/live")).json() == {"live": True, "error": None}
             tea = [json.dumps({"id": n, "item": "tea"}) for n in range(100)]
             stored = await asyncio.to_thread(scene.produce, topic, tea, partition=1)
@@ -188,15 +193,11 @@ def test_a_service_consumes_while_it_serves(scene: Scene, orders: Pipeline, in_s
     assert [row.owner for row in scene.ledger.read()] == [None, None]
 
 
-def test_a_service_whose_worker_has_died_says_so(scene: Scene, orders: Pipeline, in_schema: Any) -> None:
+def test_a_service_whose_worker_has_ended_reports_it(scene: Scene, orders: Pipeline, app: Any) -> None:
     (topic,) = orders.topics
-    app = fastapi_service.make_app(
-        in_schema(scene.dsn), {"bootstrap.servers": scene.broker, **QUICK}, orders, schema=scene.schema
-    )
 
     async def visit() -> None:
-        web = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://service")
-        async with app.router.lifespan_context(app), web:
+        async with serving(app) as web:
             scene.sql(f'DROP TABLE "{scene.schema}".partition_offset CASCADE')
             await asyncio.to_thread(scene.produce, topic, ['{"id": 1, "item": "tea"}'])
             async with asyncio.timeout(20):

@@ -133,7 +133,7 @@ def start(
 
 
 def failing_on(road: str, stubborn: Stubborn) -> list[Kind]:
-    """Every kind that is some record's fault, on this road."""
+    """Every kind that is some record's fault, on this path."""
     kinds = [*KINDS, HEADER, stubborn.kind]
     kinds = [k for k in kinds if road in k.roads and k.raises is None]
     return [k for k in kinds if road != "values alone" or "key" not in k.name]

@@ -24,7 +24,7 @@ def image(scene: Scene) -> dict[str, list[Any]]:
 def fail_over(scene: Scene, then: dict[str, list[Any]]) -> None:
     """The standby has become the primary: rows, positions and claims are those of an earlier moment, all at once."""
     with scene.engine.begin() as tx:
-        # Nobody's lock is in the way on another machine; here the batch in flight is waited for.
+        # On another machine no lock is in the way; here the batch in flight is waited for.
         tx.execute(text(f"LOCK TABLE {scene.schema}.partition_offset, {scene.schema}.book"))
         for table, rows in then.items():
             tx.execute(text(f"DELETE FROM {scene.schema}.{table}"))

@@ -17,19 +17,18 @@ from seekpoint.errors import HandlerOutdated
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Ledger
 from seekpoint.pipeline.policy import Limits
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
-from support.ledger_desk import scalar
+from support.ledger_desk import scalar, waits_for_lock
 from support.manual_worker import Bench, actions, rival, seize
 from support.waiting import until
 
-# -- zombies ------------------------------------------------------------------------------------------------
+# -- zombies --------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_frozen_with_a_batch_in_hand_is_refused(scene: Scene) -> None:
-    """I2: it wakes up behind a new claim: nothing of its batch is written, and it reads on from the ledger."""
+    """I2: it wakes up after a new claim: nothing of its batch is written, and it reads on from the ledger."""
     name, stored = scene.log(10)
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, observe=[gate])
@@ -56,7 +55,7 @@ def test_a_rewind_under_a_running_worker(scene: Scene, elsewhere: ThreadPoolExec
     gate.wait()
     before = scene.ledger.read()[0]
     moving = elsewhere.submit(scene.ledger.reset_offset, name, 0, 4, log=None, reason="bug 17", actor="ann")
-    until(lambda: waits_for_a_lock(scene, scene.ledger), "the operator at the lock")
+    until(lambda: waits_for_lock(scene.engine, f"%{scene.ledger.owner.hex[:8]}%"), "the operator at the lock")
     gate.open()
     moved = moving.result()
     assert (moved.next_offset, moved.epoch) == (4, before.epoch + 1)
@@ -68,17 +67,12 @@ def test_a_rewind_under_a_running_worker(scene: Scene, elsewhere: ThreadPoolExec
     [action] = actions(scene)
     assert (action.action, action.from_offset, action.to_offset) == ("reset", moving_from(run), 4)
     assert (action.actor, action.reason) == ("ann", "bug 17")
-    assert run.seen.all(events.Resynced) == []  # nothing was lost or rolled back: somebody decided
+    assert run.seen.all(events.Resynced) == []  # nothing was lost or rolled back: an operator decided
 
 
 def moving_from(run: Run) -> int:
     """Where the first batch had brought the partition."""
     return run.seen.all(events.Committed)[0].spans[0].end
-
-
-def waits_for_a_lock(scene: Scene, ledger: Ledger) -> bool:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
-    return bool(scalar(scene.engine, query, name=f"%{ledger.owner.hex[:8]}%"))
 
 
 def test_a_rewind_under_an_idle_worker(scene: Scene) -> None:
@@ -113,7 +107,7 @@ def test_a_skip_under_a_running_worker(scene: Scene) -> None:
     assert scalar(scene.engine, query) == "0-7"
 
 
-def test_a_newer_handler_stands_the_older_worker_down(scene: Scene) -> None:
+def test_a_newer_handler_ends_the_older_worker(scene: Scene) -> None:
     """I5: a claim by version 2 fences version 1 in the middle of its batch, and ends it."""
     name, _ = scene.log(10)
     gate = Gate(events.BatchOpened)
@@ -147,7 +141,7 @@ def test_one_of_two_partitions_in_a_batch_is_refused(scene: Scene) -> None:
         [committed] = bench.seen.all(events.Committed)
         assert [str(span) for span in committed.spans] == [f"{name}/0 [0, 5)"]
         scene.book.assert_holds(name, stored[:5])
-        # The buffer of partition 1 is gone. What comes next of it must begin where the ledger stands.
+        # The buffer of partition 1 is gone. What comes next of it must begin at the ledger's position.
         stored += scene.produce(name, 5, partition=1)
         again = bench.batch(10)
         assert {p.number: read.start for p, read in again.buffer.reads.items()} == {1: 0}
@@ -157,7 +151,7 @@ def test_one_of_two_partitions_in_a_batch_is_refused(scene: Scene) -> None:
 
 
 def test_a_dropped_chunk_is_a_refusal_and_not_a_gap(scene: Scene) -> None:
-    """I3: a chunk was read and never applied: the next is refused, and reading begins again behind the last commit."""
+    """I3: a chunk was read and never applied: the next is refused, and reading begins again after the last commit."""
     name, stored = scene.log(10)
     with Bench(scene, name) as bench:
         bench.batch(4)  # read, and dropped by some mistake: the cursor moved over it
@@ -196,10 +190,7 @@ def test_two_workers_start_a_new_topic_at_latest_at_once(scene: Scene, monkeypat
         calls.append(topic)
         found = resolve(self, topic, *args)
         came.set()
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
-        until(
-            lambda: scalar(scene.engine, waiting, name=f"seekpoint % {scene.group[:30]}%"), "the other one at the lock"
-        )
+        until(lambda: waits_for_lock(scene.engine, f"seekpoint % {scene.group[:30]}%"), "the other one at the lock")
         stored.extend(scene.produce(name, 5))
         stored.extend(scene.produce(name, 5, partition=1))
         return found
@@ -219,10 +210,10 @@ def test_two_workers_start_a_new_topic_at_latest_at_once(scene: Scene, monkeypat
     assert [row.first_offset for row in scene.ledger.read()] == [3, 0]
 
 
-# -- placing anew ---------------------------------------------------------------------------------------------
+# -- activation again -----------------------------------------------------------------------------------------
 
 
-def test_a_partition_is_placed_anew_while_it_is_read(scene: Scene, protocol: Mapping[str, Any]) -> None:
+def test_a_partition_is_activated_again_while_it_is_read(scene: Scene, protocol: Mapping[str, Any]) -> None:
     """I3, I6: the client may still be ending the old placement when the new one seeks: it is waited for."""
     name, _ = scene.log(100)
     config = consumer_config({"bootstrap.servers": scene.broker, **protocol}, group=scene.group)

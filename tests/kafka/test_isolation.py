@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
-from seekpoint import Batch, Json, Limits, Partition, Pipeline, Poison, events
+from seekpoint import Batch, Json, Limits, Partition, Pipeline, events
 from seekpoint.errors import TooManyDeadLetters
 from seekpoint.pipeline.policy import DeadLetterLimits, Retry
 from support.events import Gate
@@ -22,7 +22,7 @@ TWICE = Retry(attempts=2, wait_initial=0.05, jitter=0)
 
 
 def fixed(name: str, partitions: int = 1, **options: Any) -> dict[str, Any]:
-    """Without a group: nobody waits for a rebalance."""
+    """Without a group: there is no rebalance to wait for."""
     return {"partitions": [(name, n) for n in range(partitions)], "kafka": QUICK, **options}
 
 
@@ -88,8 +88,8 @@ def test_what_takes_too_long_is_written_in_smaller_parts_from_then_on(scene: Sce
     assert scene.dead_letters("cause") == []
 
 
-def test_one_record_that_takes_too_long_alone_is_no_dead_letter_but_told_with_the_remedy(scene: Scene) -> None:
-    """It may wait for a lock: it is tried again and again, in front of everything behind it."""
+def test_one_record_that_takes_too_long_alone_is_reported_with_the_remedy(scene: Scene) -> None:
+    """It may wait for a lock: it is tried again and again, before everything after it."""
     name, _ = scene.log(4)
     handle, _ = sleepy(scene, 60, 20)
     run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name))
@@ -103,7 +103,7 @@ def test_one_record_that_takes_too_long_alone_is_no_dead_letter_but_told_with_th
     assert scene.dead_letters("cause") == []
 
 
-def test_a_transaction_that_takes_too_long_is_told_with_the_remedy(scene: Scene) -> None:
+def test_a_transaction_that_takes_too_long_is_reported_with_the_remedy(scene: Scene) -> None:
     """The server ends its session (from version 17 on); smaller parts of it would not be faster."""
     name, _ = scene.log(3)
 
@@ -138,7 +138,7 @@ def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene, n
 # -- tables that change ------------------------------------------------------------------------------------------
 
 
-def test_a_plan_that_a_changed_table_made_stale_is_made_anew(scene: Scene) -> None:
+def test_a_stale_plan_of_a_changed_table_is_prepared_again(scene: Scene) -> None:
     """The driver prepares a statement that comes often; a column of another type makes the server refuse it once."""
     name = scene.topic()
     scene.sql(f'CREATE TABLE "{scene.schema}".rate (n int)', f'INSERT INTO "{scene.schema}".rate VALUES (7)')
@@ -186,15 +186,6 @@ def test_a_constraint_that_the_second_sink_fulfils_is_deferred_while_bisecting(g
 # -- too many of them --------------------------------------------------------------------------------------------
 
 
-def refusing(scene: Scene, is_bad: Callable[[str], bool]) -> Handler:
-    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
-        if bad := [r for r in batch if is_bad(r.value)]:
-            raise Poison("broken", *bad)
-        scene.book.enter(tx, batch)
-
-    return handle
-
-
 @pytest.mark.parametrize(
     ("limits", "is_bad", "said"),
     [
@@ -209,7 +200,7 @@ def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
 ) -> None:
     name, _ = scene.log(60)
     options: dict[str, Any] = {"on_poison": on_poison, "dead_letter_limits": limits}
-    pipeline = scene.pipeline(name, handle=refusing(scene, is_bad), **options)
+    pipeline = scene.pipeline(name, handle=scene.book.refusing(lambda r: is_bad(r.value)), **options)
     run = scene.worker(pipeline, **fixed(name, limits=Limits(batch_records=60)))
     run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(TooManyDeadLetters, match=said) as caught:
@@ -234,7 +225,7 @@ def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(scene: 
     """I1: one transaction."""
     name, gate = scene.topic(), Gate(events.Advanced)
     scene.produce(name, ["0", "bad", "2"])
-    pipeline = scene.pipeline(name, handle=refusing(scene, "bad".__eq__), on_poison="dead_letter")
+    pipeline = scene.pipeline(name, handle=scene.book.refusing(lambda r: r.value == "bad"), on_poison="dead_letter")
     run = scene.worker(pipeline, observe=[gate], **fixed(name))
     gate.wait()
     assert (scene.dead_letters("cause"), scene.book.written(name), scene.positions()) == (
@@ -249,11 +240,11 @@ def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(scene: 
     assert scene.positions() == {Partition(name, 0): 3}
 
 
-def test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it(scene: Scene) -> None:
-    """I4: somebody moves it between the attempt that failed and the one that isolates; the other's letter is parked."""
+def test_i4_dead_letters_of_a_refused_partition_are_dropped_with_it(scene: Scene) -> None:
+    """I4: it is reset between the attempt that failed and the one that bisects; the other's dead letter is kept."""
     name, gate = scene.topic(2), Gate(events.Bisecting)
     stored = scene.produce(name, [*"01", "bad", *"34567"]) + scene.produce(name, ["0", "bad", "2"], partition=1)
-    pipeline = scene.pipeline(name, handle=refusing(scene, "bad".__eq__), on_poison="dead_letter")
+    pipeline = scene.pipeline(name, handle=scene.book.refusing(lambda r: r.value == "bad"), on_poison="dead_letter")
     both = Limits(batch_age=60)
     run = scene.worker(pipeline, observe=[gate], **fixed(name, 2, limits=both))
     gate.wait()
@@ -302,7 +293,7 @@ def test_an_attempt_that_was_not_committed_counts_for_no_limit(scene: Scene) -> 
     scene.produce(name, 3)
     pipeline = scene.pipeline(
         name,
-        handle=refusing(scene, lambda v: True),
+        handle=scene.book.refusing(lambda r: True),
         on_poison="dead_letter",
         dead_letter_limits=DeadLetterLimits(consecutive=5, ratio=None),
     )

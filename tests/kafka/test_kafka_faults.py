@@ -1,6 +1,6 @@
 """What Kafka can do to a position: retention, truncation, another topic under the same name, brokers that go away.
 
-Work goes on by itself, or the partition stops with the choices spelled out; nothing is lost silently (I4).
+Work resumes by itself, or the partition stops with the choices spelled out; nothing is lost silently (I4).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def lost_ranges(scene: Scene) -> list[tuple[int, int | None, str]]:
     return list(map(tuple, scene.sql("SELECT from_offset, to_offset, reason FROM {schema}.lost_range ORDER BY id")))
 
 
-# -- positions that are not in the log ----------------------------------------------------------------------
+# -- positions that are not in the log ----------------------------------------------------------------------------
 
 
 def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_decided(scene: Scene) -> None:
-    """I4: nothing jumps by itself: the partition stops, and the other goes on."""
+    """I4: nothing jumps by itself: the partition stops, and the other does not."""
     name, stored = scene.log(10, 2)
     run = scene.worker(name)
     scene.finish(run, name, stored)
@@ -63,7 +63,7 @@ def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_dec
     assert any(f"Ledger.reset_offset('{name}', 0, to=30, log=(30, " in choice for choice in stop.choices)
     assert list(run.health().stopped) == [Partition(name, 0)]
     other = scene.produce(name, 5, partition=1)
-    run.reached(name, 15, 1)  # the other partition goes on
+    run.reached(name, 15, 1)  # the other partition is read
     assert scene.positions()[Partition(name, 0)] == 10
 
     scene.ledger.reset_offset(name, 0, 30, log=None, reason="nobody needs them", lost="retention", actor="ann")
@@ -74,7 +74,7 @@ def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_dec
     scene.book.assert_holds(name, [*stored, *late[20:], *other])
 
 
-def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(scene: Scene) -> None:
+def test_i4_retention_that_overtakes_a_running_reader_stops_it(scene: Scene) -> None:
     """I4: also in mid-reading, and the error names the first offset left."""
     name, stored = scene.log([LARGE] * 100)
     gate = Gate(events.Applied)
@@ -91,7 +91,7 @@ def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(s
     scene.book.assert_holds(name, stored[: stop.offset] + stored[95:])
 
 
-def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) -> None:
+def test_a_position_past_the_end_of_the_log_stops_the_partition(scene: Scene) -> None:
     name, stored = scene.log(10)
     run = scene.worker(name)
     run.reached(name, 10)
@@ -121,7 +121,7 @@ def stopped(kafka: KafkaServer) -> Iterator[None]:
 def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     scene_on: SceneOn, own_kafka: KafkaServer, tmp_path: Path, protocol: Protocol
 ) -> None:
-    """I4: other records stand at the same offsets; the epoch tells."""
+    """I4: other records have the same offsets; the epoch shows it."""
     folder = getattr(getattr(own_kafka, "_handle", None), "_folder", None)
     if folder is None:
         pytest.skip("the broker's files are out of reach")
@@ -137,7 +137,7 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     with stopped(own_kafka):
         shutil.rmtree(log)
         shutil.copytree(tmp_path / "older", log)
-    scene.produce(name, 100)  # the log is longer than before, and other records stand at 50 to 99
+    scene.produce(name, 100)  # the log is longer than before, and other records are at 50 to 99
     run = scene.worker(name, kafka=protocol)
     stop = stop_of(run, OffsetLost)
     assert "the log was truncated before it and written again" in str(stop)
@@ -147,11 +147,11 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     assert scene.book.written(name) == [(0, n) for n in range(100)] + [(0, n) for n in range(50, 150)]
 
 
-# -- another topic under the same name ------------------------------------------------------------------------
+# -- another topic under the same name ----------------------------------------------------------------------------
 
 
 def recreate(scene: Scene, name: str, records: int) -> list[tuple[int, int]]:
-    """Delete the topic, and create it anew with more records than it had."""
+    """Delete the topic, and create it again with more records than it had."""
     scene.delete_topic(name)
     scene.topic(name=name)
     return scene.produce(name, (f"new {n}" for n in range(records)))
@@ -210,7 +210,7 @@ def test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back(scene: Scen
     assert scene.book.written(name) == new
 
 
-def test_adopting_a_recreated_topic_goes_on_at_the_offset_that_was_chosen(scene: Scene) -> None:
+def test_a_recreated_topic_resumes_at_the_offset_that_was_chosen(scene: Scene) -> None:
     name, stored = scene.log(["old"] * 10)
     run = scene.worker(name)
     run.finish(name, 10)
@@ -222,7 +222,7 @@ def test_adopting_a_recreated_topic_goes_on_at_the_offset_that_was_chosen(scene:
     assert scene.book.written(name) == stored + new[10:]
 
 
-def test_a_deleted_topic_stops_its_partitions_and_the_others_go_on(scene: Scene, protocol: Protocol) -> None:
+def test_a_deleted_topic_stops_its_partitions_alone(scene: Scene, protocol: Protocol) -> None:
     doomed, other = scene.topic(), scene.topic()
     stored = scene.produce(doomed, 5)
     run = scene.worker(scene.book.pipeline(scene.group, [doomed, other]), kafka=protocol)
@@ -237,7 +237,7 @@ def test_a_deleted_topic_stops_its_partitions_and_the_others_go_on(scene: Scene,
 
 def test_a_topic_that_comes_back_after_its_deletion_is_another_topic(scene: Scene, impatient: None) -> None:
     name, stored = scene.log(["old"] * 10)
-    run = scene.worker(name, partitions=[(name, 0)])  # nobody assigns it anew
+    run = scene.worker(name, partitions=[(name, 0)])  # no group assigns it again
     run.reached(name, 10)
     scene.admin.delete_topics([name])[name].result(20)
     stop = stop_of(run, TopicUnknown)
@@ -407,7 +407,7 @@ def test_a_worker_drains_while_the_broker_is_away(scene_on: SceneOn, own_kafka: 
     scene.book.assert_holds(name, stored)
 
 
-# -- ends and epochs ------------------------------------------------------------------------------------------------
+# -- ends and epochs ----------------------------------------------------------------------------------------------
 
 
 def test_i3_an_end_under_a_new_leader_epoch_is_no_truncation(scene_on: SceneOn, own_kafka: KafkaServer) -> None:

@@ -52,7 +52,7 @@ def test_a_commit_that_took_effect_and_was_not_answered(scene: Scene, proxy: Pos
 
 
 def test_a_commit_that_never_arrived(scene: Scene, proxy: PostgresProxy) -> None:
-    """I1, I3: the ledger stands where reading began: the same records are tried again, by the same code."""
+    """I1, I3: the ledger is where reading began: the same records are tried again, by the same code."""
     name, stored = scene.log(10)
     run = commit_through(scene, proxy, name, "before_commit")
     run.seen.wait_for(events.CommitUnknown)
@@ -99,7 +99,7 @@ def test_a_commit_that_arrives_while_the_worker_asks(scene: Scene, proxy: Postgr
 
 
 def test_a_commit_that_is_in_doubt_for_longer_than_anybody_waits(scene: Scene, proxy: PostgresProxy) -> None:
-    """I1, I3: the worker backs off, its claim is stalled, and it goes on by itself when the doubt has ended."""
+    """I1, I3: the worker backs off, its claim is stalled, and it resumes by itself when the doubt has ended."""
     name, stored = scene.log(10)
     run = commit_through(scene, proxy, name, "after_commit_delayed", limits=Limits(claim_wait=0.2, idle_check=0.1))
     run.seen.wait_for(events.Stalled)
@@ -110,7 +110,7 @@ def test_a_commit_that_is_in_doubt_for_longer_than_anybody_waits(scene: Scene, p
 
 
 def test_a_transaction_in_doubt_that_the_server_rolls_back(scene: Scene, proxy: PostgresProxy) -> None:
-    """I1, I3: while the worker asks, the server finds that nobody is there: the records are applied again."""
+    """I1, I3: while the worker asks, the server ends the session: the records are applied again."""
     name, stored = scene.log(10)
     run = commit_through(scene, proxy, name, "after_commit_delayed", limits=Limits(claim_wait=20.0))
     run.seen.wait_for(events.CommitUnknown)

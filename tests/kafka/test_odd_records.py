@@ -54,7 +54,7 @@ def test_a_header_name_that_is_not_text_stops_its_partition_alone(scene: Scene) 
     """I4: the client cannot give such headers: the record is a poison record, and no end of the worker."""
     name = scene.topic(2)
     now = round(datetime.now(UTC).timestamp() * 1000)
-    first = scene.produce(name, 2_000, partition=0)  # enough for Python to take its hot roads, which look less closely
+    first = scene.produce(name, 2_000, partition=0)  # enough for Python to take its specialized paths, which check less
     produce_by_hand(scene.broker, name, b"bad", b"\xff\xfe", now)
     other = scene.produce(name, 3, partition=1)
     run = scene.worker(name)

@@ -20,10 +20,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, text
 
 from seekpoint import Partition, Worker, events
 from seekpoint.testing import process, raw
+from support.fixtures import NewEngine
 from support.kafka_postgres import QUICK, Scene
 from support.ledger_desk import wait_until_blocked
 from support.waiting import until
@@ -92,13 +93,12 @@ def url(scene: Scene) -> str:
 
 
 @pytest.fixture
-def engine(scene: Scene, url: str) -> Iterator[Engine]:
+def engine(url: str, new_engine: NewEngine) -> Engine:
     """The example's tables, made."""
-    engine = create_engine(url)
+    engine = new_engine(url)
     with engine.begin() as tx:
         tx.exec_driver_sql((EXAMPLES / "payments" / "tables.sql").read_text(encoding="utf-8"))
-    yield engine
-    engine.dispose()
+    return engine
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_what_was_rolled_back_is_never_sent(scene: Scene, engine: Engine, bank: 
 def test_a_relay_that_is_killed_around_a_call_makes_it_again_with_its_key(
     scene: Scene, engine: Engine, bank: Provider, work: Start, start: Start
 ) -> None:
-    """SIGKILL between the provider's answer and the mark: sent twice, paid once; a rewind sends nothing anew."""
+    """SIGKILL between the provider's answer and the mark: sent twice, paid once; a rewind sends nothing again."""
     name, _ = scene.log(ORDERS)
     work("outbox", name)
     scene.wait_for_position(name, 3)

@@ -61,7 +61,7 @@ def test_each_offset_that_is_passed_ended_once(
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
-    """A death is an exception that nobody catches; who is dead releases nothing."""
+    """A crash is an exception that is not caught; what has crashed releases nothing."""
     mixed = Mixture(seed)
     where = prepare(mixed)
     dead = False
@@ -93,7 +93,7 @@ def test_each_offset_that_is_passed_ended_once(
 def test_each_offset_ended_once_though_processes_are_killed(
     prepare: Callable[[Mixture], dict[str, Any]], seekpoint_engine: Engine, seed: int
 ) -> None:
-    """The same with real processes, which kill themselves by SIGKILL."""
+    """Real processes, which kill themselves by SIGKILL."""
     mixed = Mixture(seed + 500)
     where = prepare(mixed)
     dsn = seekpoint_engine.url.render_as_string(hide_password=False)

@@ -1,6 +1,6 @@
 """Behind a pooler in transaction mode: every way of writing rows, and nothing is left in the server's sessions.
 
-Each test runs behind the tests' own pooler, and behind the real PgBouncer where the machine has one.
+Each test runs through the tests' own pooler, and through the real PgBouncer where the machine has one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def shop(request: pytest.FixtureRequest) -> Shop:
 def nothing_is_left(seekpoint_engine: Engine) -> Iterator[None]:
     """No session of the pooler's has a prepared statement or a temporary table of ours after the test.
 
-    Before it, all of them are opened: transactions take turns with them.
+    Before it, all of them are opened: transactions use one after the other.
     """
     dsn = seekpoint_engine.url.render_as_string(hide_password=False)
     assert len(set(in_each_session(dsn, "SELECT pg_backend_pid()"))) == POOL_SIZE

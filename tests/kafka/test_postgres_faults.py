@@ -1,4 +1,4 @@
-"""What can happen to the database in mid-batch: cut, killed, frozen, without its last commits. Work goes on by itself.
+"""What can happen to the database in mid-batch: cut, killed, frozen, without its last commits. Work resumes by itself.
 
 Everywhere the table is compared with what Kafka acknowledged, and the fault is shown to have happened.
 """
@@ -163,7 +163,7 @@ def test_a_worker_drains_while_the_database_is_away(scene: Scene, proxy: Postgre
     scene.book.assert_holds(name, stored)
 
 
-# -- the server ------------------------------------------------------------------------------------------------------
+# -- the server ----------------------------------------------------------------------------------------------------
 
 
 def test_a_restarted_postgres_costs_only_time(scene_on: SceneOn, own_postgres: PostgresServer, way: Way) -> None:

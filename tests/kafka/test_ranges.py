@@ -98,14 +98,14 @@ def test_a_range_is_half_open_and_in_order(log: Log) -> None:
     assert {(record.topic, record.partition) for piece in pieces for record in piece} == {(name, 1)}
 
 
-def test_a_range_ends_where_it_ends_even_if_the_log_goes_on_or_stops_there(log: Log) -> None:
+def test_a_range_ends_at_its_end_even_if_the_log_is_longer(log: Log) -> None:
     name = log.filled(20)
     assert log.read(name, 0, 7) == list(range(7))
     assert log.read(name, 13, 20) == list(range(13, 20))
     assert log.read(name, 19, 20, chunk=1) == [19]
 
 
-def test_an_empty_range_asks_nobody() -> None:
+def test_an_empty_range_asks_no_broker() -> None:
     nowhere = {"bootstrap.servers": "127.0.0.1:1"}
     began = monotonic()
     assert list(read_range(nowhere, Range(Partition("t", 0), uuid4(), 5, 5))) == []
@@ -126,7 +126,7 @@ def test_two_ranges_of_a_partition_can_be_read_at_once(log: Log) -> None:
     assert first + second == list(range(3000))
 
 
-def test_a_record_with_a_header_that_has_no_name_is_read_and_set_aside(log: Log) -> None:
+def test_a_record_with_a_header_that_has_no_name_is_reported_unreadable(log: Log) -> None:
     name = log.topic()
     log.produce(name, ["a"])
     produce_by_hand(log.broker, name, b"{}", b"\xff\xfe", 1_785_587_400_000)
@@ -158,7 +158,7 @@ def test_a_range_without_a_record_ends_at_once(log: Log) -> None:
     began = monotonic()
     for start, end in [(4, 8), (4, 7), (5, 6), (3, 4), (7, 8)]:
         assert log.read(name, start, end) == [], (start, end)
-    log.produce(name, ["more"])  # the same with a record behind it
+    log.produce(name, ["more"])  # the same with a record after it
     for start, end in [(4, 8), (4, 7), (5, 6), (3, 4), (7, 8)]:
         assert log.read(name, start, end) == [], (start, end)
     assert monotonic() - began < 30
@@ -188,7 +188,7 @@ def test_compaction_leaves_holes_across_both_ends(log: Log) -> None:
 # -- ends that cannot be reached ------------------------------------------------------------------------------------
 
 
-def test_an_open_transaction_ends_what_can_be_planned_and_a_range_behind_it_is_said_to_be_stuck(log: Log) -> None:
+def test_a_range_past_an_open_transaction_is_stuck(log: Log) -> None:
     name = log.filled(5)
     producer = in_transactions(log.broker, name, (3, None))
     at = Partition(name, 0)
@@ -206,7 +206,7 @@ def test_an_open_transaction_ends_what_can_be_planned_and_a_range_behind_it_is_s
     assert log.read(name, 0, 9) == list(range(5))
 
 
-def test_an_end_behind_the_log_is_given_up_soon_whatever_the_patience(log: Log) -> None:
+def test_an_end_past_the_log_fails_soon_whatever_the_idle_limit(log: Log) -> None:
     name = log.filled(5)
     began = monotonic()
     with pytest.raises(RangeStuck, match="the log ends at 5: it was truncated"):
@@ -222,7 +222,7 @@ def test_an_end_that_is_reached_while_it_is_waited_for_is_no_error(log: Log) -> 
     assert seen + offsets(reading) == list(range(8))
 
 
-def test_whoever_is_slow_with_a_piece_is_not_taken_for_a_quiet_broker(log: Log) -> None:
+def test_a_slow_reader_is_not_taken_for_a_quiet_broker(log: Log) -> None:
     name = log.filled(10)
     seen = []
     for piece in read_range(log.kafka, log.range(name, 0, 10), chunk=5, idle=2):
@@ -276,14 +276,14 @@ def recreate(log: Log, records: int) -> tuple[Iterator[Piece], list[int]]:
     return reading, seen
 
 
-def test_a_topic_that_is_recreated_shorter_is_told_by_its_id(log: Log) -> None:
+def test_a_topic_that_is_recreated_shorter_is_known_by_its_id(log: Log) -> None:
     reading, seen = recreate(log, 1)
     with pytest.raises(TopicRecreated, match="deleted and created again"):
         drain(reading, seen)
     assert len(seen) < 200
 
 
-def test_a_topic_that_is_recreated_longer_is_read_on_and_told_at_the_end(log: Log) -> None:
+def test_a_topic_that_is_recreated_longer_is_read_and_refused_at_the_end(log: Log) -> None:
     """The client itself sees nothing: the iteration is not allowed to end well."""
     reading, seen = recreate(log, 250)
     with pytest.raises(TopicRecreated, match="Nothing that was read in this run of it counts"):
@@ -310,7 +310,7 @@ def test_a_topic_that_is_gone_is_a_loss(log: Log) -> None:
         list(read_range(log.kafka, beyond))
 
 
-# -- the same configuration as a worker's ----------------------------------------------------------------------------
+# -- the same configuration as a worker's ---------------------------------------------------------------------------
 
 
 def test_what_a_worker_refuses_is_refused_and_a_group_is_left_out(log: Log) -> None:
@@ -335,7 +335,7 @@ def by_partition(pieces: Iterable[Piece]) -> dict[int, list[int]]:
     return found
 
 
-def test_a_follower_reads_to_each_end_and_goes_on_from_there(log: Log) -> None:
+def test_a_follower_reads_to_each_end_and_resumes_there(log: Log) -> None:
     name = log.filled(100, 3)
     first, second, third = (Partition(name, n) for n in range(3))
     with log.follow(name, {0: 10, 1: 0, 2: 100}) as follower:
@@ -381,7 +381,7 @@ def test_a_follower_goes_back_to_what_is_stored(log: Log) -> None:
         assert by_partition(follower.read_to({first: 3000, second: 3000})) == {0: list(range(2990, 3000))}
 
 
-def test_what_lies_behind_an_end_is_kept_within_bounds_and_comes_later(log: Log) -> None:
+def test_records_past_an_end_are_kept_within_bounds_and_come_later(log: Log) -> None:
     many = KEPT * 3
     name = log.filled(many, 2)
     first, second = (Partition(name, n) for n in range(2))

@@ -171,7 +171,7 @@ def test_a_bad_record_is_a_dead_letter_and_the_others_are_applied(stand: Stand) 
 
 
 @pytest.mark.parametrize("how", ["refused", "silent", "503"])
-def test_while_the_registry_is_away_the_worker_waits_and_nobody_is_parked(how: str, stand: Stand) -> None:
+def test_while_the_registry_is_away_the_worker_waits_without_dead_letters(how: str, stand: Stand) -> None:
     """Known schemas are decoded without it; the first unknown one waits, and everything is there when it is back."""
     name, registry = stand.topic, stand.registry
     old = encode(registry, name, OLD, *(order(n) for n in range(100)))
@@ -216,7 +216,7 @@ def test_while_the_registry_is_away_the_worker_waits_and_nobody_is_parked(how: s
     assert len(run.seen.all(events.Recovered)) == 1
 
 
-def test_a_worker_stops_while_the_registry_is_away_and_another_goes_on(stand: Stand) -> None:
+def test_a_worker_stops_while_the_registry_is_away_and_another_resumes(stand: Stand) -> None:
     name, registry = stand.topic, stand.registry
     stand.send(OLD, order(0))
     registry.stop()
@@ -260,7 +260,7 @@ def test_refused_credentials_end_the_worker(stand: Stand) -> None:
     assert not run.seen.all(events.DeadLettered)
 
 
-def test_the_unit_of_work_lets_it_through_on_either_road(stand: Stand, group: str) -> None:
+def test_the_unit_of_work_raises_it_streamed_or_collected(stand: Stand, group: str) -> None:
     """Streamed into one sink or collected for a handler: nothing is written, and the position stays."""
     registry = stand.registry
     encode(registry, "orders", OLD, order(0))

@@ -1,4 +1,4 @@
-"""A record whose handler raises: tried again on the stated schedule, its partition waiting, the others going on."""
+"""A record whose handler raises: tried again on the stated schedule, its partition waiting, the others not."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from seekpoint import Limits, Partition, Pipeline, Retry, events
+from seekpoint import Limits, Partition, Retry, events
 from seekpoint.errors import PoisonStop
 from support.crashing_handlers import Deadly
+from support.events import Run
 from support.kafka_postgres import PROTOCOLS, Scene
 
 Protocol = Mapping[str, Any]
 LATE = 5.0  # seconds later than due, on a machine that does other things too
 
 
-def pipeline(
-    scene: Scene, name: str, deadly: Deadly, retry: Retry, on_poison: str = "dead_letter", **options: Any
-) -> Pipeline:
-    return scene.pipeline(name, handle=deadly, retry=retry, on_poison=on_poison, **options)
+def start(
+    scene: Scene, name: str, retry: Retry, on_poison: str = "dead_letter", deadly: Deadly | None = None, **options: Any
+) -> Run:
+    """A worker whose handler fails as the records say."""
+    handle, delay = deadly or Deadly(scene.book), options.pop("delay", None)
+    pipeline = scene.pipeline(name, handle=handle, retry=retry, on_poison=on_poison, delay=delay)
+    return scene.worker(pipeline, observe=[handle.watch], **options)
 
 
-def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> None:
-    name, deadly = scene.topic(2), Deadly(scene.book)
+def test_the_schedule_is_kept_and_announced_and_the_others_resume(scene: Scene) -> None:
+    name = scene.topic(2)
     values = ["ok"] * 5 + ["fail 3"] + ["ok"] * 5
     stored = scene.produce(name, values, partition=0)
     retry = Retry(attempts=5, wait_initial=0.5, multiplier=3, jitter=0)
-    run = scene.worker(observe=[deadly.watch], of=pipeline(scene, name, deadly, retry))
+    run = start(scene, name, retry)
     run.seen.wait_for(events.RetryScheduled)
     assert run.health().retrying[Partition(name, 0)].offset == 5
     assert scene.positions()[Partition(name, 0)] == 5, "what was in front of it is committed"
@@ -62,9 +66,9 @@ def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> Non
 
 
 def test_after_the_last_attempt_it_is_poison(scene: Scene) -> None:
-    name, deadly = scene.topic(), Deadly(scene.book)
+    name = scene.topic()
     stored = scene.produce(name, ["ok", "fail", "ok", "fail", "fail", "ok"])
-    run = scene.worker(observe=[deadly.watch], of=pipeline(scene, name, deadly, Retry(attempts=3, wait_initial=0.1)))
+    run = start(scene, name, Retry(attempts=3, wait_initial=0.1))
     run.finish(name, 6)
     scene.book.assert_holds(name, [stored[0], stored[2], stored[5]])
     assert scene.dead_letters("state", "cause", "attempts") == [
@@ -76,14 +80,14 @@ def test_after_the_last_attempt_it_is_poison(scene: Scene) -> None:
 def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_once_more(scene: Scene) -> None:
     name, stored = scene.log(["ok", "fail 2", "ok"])
     retry = Retry(attempts=2, wait_initial=0.1)
-    run = scene.worker(pipeline(scene, name, Deadly(scene.book), retry, "stop"))
+    run = start(scene, name, retry, "stop")
     stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PoisonStop)
     assert not run.health().retrying
     run.stop()
-    mended = Deadly(scene.book)
-    mended.failed[0, 1] = 2
-    again = scene.worker(pipeline(scene, name, mended, retry, "stop"))
+    corrected = Deadly(scene.book)
+    corrected.failed[0, 1] = 2
+    again = start(scene, name, retry, "stop", corrected)
     again.finish(name, 3)
     assert [e.attempt for e in again.seen.all(events.SingleRecordAttempt)] == [3]
     scene.book.assert_holds(name, stored)
@@ -93,20 +97,19 @@ def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_se
     """What is on record is a time of the database: an hour is put on it here, as if its clock had lost one."""
     name, stored = scene.log(["ok", "fail 1", "ok"])
     retry = Retry(attempts=3, wait_initial=2.0, jitter=0)
-    run = scene.worker(pipeline(scene, name, Deadly(scene.book), retry, "stop"))
+    run = start(scene, name, retry, "stop")
     run.seen.wait_for(events.RetryScheduled)
     run.stop()
     with scene.engine.begin() as tx:
         later = f"UPDATE \"{scene.schema}\".partition_offset SET retry_at = retry_at + interval '1 hour'"
         assert tx.execute(text(later)).rowcount == 1
-    heir = Deadly(scene.book)
-    again = scene.worker(pipeline(scene, name, heir, retry, "stop"), observe=[heir.watch])
+    again = start(scene, name, retry, "stop")
     assert again.seen.wait_for(events.RetryScheduled).wait <= 2.0
     again.finish(name, 3)
     scene.book.assert_holds(name, stored)
 
 
-def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
+def test_a_wait_survives_a_kill_of_its_process(scene: Scene) -> None:
     name, stored = scene.log(["ok", "fail 1", "ok"])
     wait: dict[str, Any] = {"attempts": 3, "wait_initial": 12.0, "jitter": 0}
     process = scene.worker_process(
@@ -114,10 +117,7 @@ def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
     )
     failed = float(process.wait_for("RetryScheduled")["at"])  # one clock for all processes
     process.kill()
-    deadly = Deadly(scene.book)
-    run = scene.worker(
-        observe=[deadly.watch], of=pipeline(scene, name, deadly, Retry(**wait)), kafka=PROTOCOLS["cooperative"]
-    )
+    run = start(scene, name, Retry(**wait), kafka=PROTOCOLS["cooperative"])
     told = run.seen.wait_for(events.RetryScheduled)
     assert (told.attempt, told.attempts) == (1, 3)
     assert told.failure.error.startswith("TimeoutError: no answer for 1 (at ")
@@ -135,11 +135,11 @@ def test_a_wait_survives_a_rebalance(scene: Scene, protocol: Protocol) -> None:
     scene.notice_the_dead_soon()
     name, deadly = scene.topic(2), Deadly(scene.book)
     stored = [at for n in range(2) for at in scene.produce(name, ["ok", "fail 1", "ok"], partition=n)]
-    made = pipeline(scene, name, deadly, Retry(attempts=3, wait_initial=12.0, jitter=0))
-    first = scene.worker(made, kafka=protocol, observe=[deadly.watch])
+    retry = Retry(attempts=3, wait_initial=12.0, jitter=0)
+    first = start(scene, name, retry, deadly=deadly, kafka=protocol)
     first.seen.wait_for(events.RetryScheduled, count=2)
     failed = max(e.at for e in first.seen.all(events.RetryScheduled))
-    second = scene.worker(made, kafka=protocol, observe=[deadly.watch])
+    second = start(scene, name, retry, deadly=deadly, kafka=protocol)
     told = second.seen.wait_for(events.RetryScheduled)
     assert told.wait < 12
     assert time.monotonic() < failed + 12, "the rebalance took too long to show anything"
@@ -152,9 +152,9 @@ def test_a_wait_survives_a_rebalance(scene: Scene, protocol: Protocol) -> None:
     scene.book.assert_holds(name, stored)
 
 
-def test_nobody_waits_for_a_retry_when_the_worker_is_to_stop(scene: Scene) -> None:
+def test_a_stop_does_not_wait_for_a_retry(scene: Scene) -> None:
     name, stored = scene.log(["ok", "fail", "ok"])
-    run = scene.worker(pipeline(scene, name, Deadly(scene.book), Retry(wait_initial=60)))
+    run = start(scene, name, Retry(wait_initial=60))
     run.seen.wait_for(events.RetryScheduled)
     began = time.monotonic()
     run.stop()
@@ -162,11 +162,11 @@ def test_nobody_waits_for_a_retry_when_the_worker_is_to_stop(scene: Scene) -> No
     scene.book.assert_holds(name, stored[:1])
 
 
-def test_what_comes_behind_a_waiting_record_is_read_once_and_bounded(scene: Scene, protocol: Protocol) -> None:
-    name, deadly, many = scene.topic(2), Deadly(scene.book), 4000
+def test_records_after_a_delayed_one_are_read_once_and_bounded(scene: Scene, protocol: Protocol) -> None:
+    name, many = scene.topic(2), 4000
     stored = scene.produce(name, ["fail 1"] + ["ok"] * (many - 1))
     retry, limits = Retry(attempts=3, wait_initial=10, jitter=0), Limits(batch_records=1000)
-    run = scene.worker(observe=[deadly.watch], of=pipeline(scene, name, deadly, retry), kafka=protocol, limits=limits)
+    run = start(scene, name, retry, kafka=protocol, limits=limits)
     run.seen.wait_for(events.RetryScheduled)
     stored += scene.produce(name, 100, partition=1)
     run.reached(name, 100, 1)
@@ -178,12 +178,11 @@ def test_what_comes_behind_a_waiting_record_is_read_once_and_bounded(scene: Scen
 
 @pytest.mark.parametrize("delay", [None, 1])
 def test_many_partitions_that_fail_at_once_each_keep_their_own_schedule(scene: Scene, delay: int | None) -> None:
-    name, deadly = scene.topic(6), Deadly(scene.book)
+    name = scene.topic(6)
     values = ["fail 2" if n % 10 == 3 else "ok" for n in range(30)]
     stored = [at for n in range(6) for at in scene.produce(name, values, partition=n)]
-    options: dict[str, Any] = {} if delay is None else {"delay": timedelta(seconds=delay)}
-    made = pipeline(scene, name, deadly, Retry(attempts=4, wait_initial=0.2, wait_max=0.3), **options)
-    run = scene.worker(made, observe=[deadly.watch])
+    later = None if delay is None else timedelta(seconds=delay)
+    run = start(scene, name, Retry(attempts=4, wait_initial=0.2, wait_max=0.3), delay=later)
     scene.finish(run, name, stored)
     scene.book.assert_holds(name, stored)
     for partition in {Partition(name, n) for n in range(6)}:

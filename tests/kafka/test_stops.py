@@ -6,8 +6,8 @@ import json
 from typing import Any
 from uuid import uuid4
 
-from seekpoint import Batch, Limits, Pipeline, Text, events
-from seekpoint.errors import OffsetLost, Poison, TopicRecreated
+from seekpoint import Limits, Pipeline, events
+from seekpoint.errors import OffsetLost, TopicRecreated
 from seekpoint.records import Partition
 from support.command import seekpoint
 from support.events import Run
@@ -19,14 +19,7 @@ LOOKS = Limits(idle_check=0.1, lag_check=0.1)
 
 def refusing(scene: Scene, name: str) -> Pipeline:
     """A pipeline whose record at offset 3 can never be applied."""
-
-    def handle(tx: Any, batch: Batch[str, Any]) -> None:
-        for record in batch:
-            if record.offset == 3:
-                raise Poison("not an order", record)
-        scene.book.enter(tx, batch)
-
-    return Pipeline(scene.group, topics=name, value=Text(), handle=handle)
+    return scene.pipeline(name, handle=scene.book.refusing(lambda r: r.offset == 3))
 
 
 def status(scene: Scene, *options: str, exits: int = 0) -> str:
@@ -48,7 +41,7 @@ def test_a_poison_record_stops_with_its_lag_and_its_choices(scene: Scene) -> Non
     stop = run.seen.wait_for(events.PartitionStopped).error
     at = stored(scene, run, name)
     assert (at.kind, at.offset, at.choices) == ("PoisonStop", 3, stop.choices)
-    assert "not an order" in at.message
+    assert "broken" in at.message
     run.seen.wait_for(events.LagSampled, lambda e: e.lag == {Partition(name, 0): 7}, since=run.seen.mark())
     assert run.health().lag == {Partition(name, 0): 7}
     run.stop()

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewPartitions
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.dialects.postgresql import psycopg
 
-from seekpoint import Ledger, Partition, Poison
+from seekpoint import Ledger, Partition
 from seekpoint.cli.status import RetryStatus
 from seekpoint.errors import ConfigError, NotApplied, SeekpointError
 from seekpoint.ledger import Passed, wait
@@ -32,7 +32,7 @@ HERE = Partition("t", 0)
 
 @pytest.fixture
 def desk(seekpoint_engine: Engine, seekpoint_schema: str) -> Desk:
-    """A worker of the group ``g``, which has claimed ``t/0`` and stands at offset 5."""
+    """A worker of the group ``g``, which has claimed ``t/0`` and is at offset 5."""
     make_table(seekpoint_engine, seekpoint_schema)
     desk = Desk(Ledger(seekpoint_engine, "g", schema=seekpoint_schema))
     desk.claim(0)
@@ -88,7 +88,7 @@ def test_what_was_passed_is_answered_at_once(desk: Desk) -> None:
 
 
 def test_the_wait_ends_with_the_commit_and_not_before(desk: Desk, reader: Reader) -> None:
-    """I1: rows and offset become visible together, so whoever was told of the offset sees the rows."""
+    """I1: rows and offset become visible together, so a reader that has seen the offset sees the rows."""
     waiting = reader.wait(7)
     with desk.ledger.engine.begin() as tx:
         moved = desk.work(tx, {0: 8})
@@ -188,7 +188,7 @@ def bury(desk: Desk, offset: int, state: State, topic_id: UUID | None = None) ->
         (State.SUPERSEDED, None, True),  # the position was moved back over it, and it was read again
     ],
 )
-def test_a_dead_letter_is_told_by_its_state(desk: Desk, state: State, told: State | None, applied: bool) -> None:
+def test_a_dead_letter_is_answered_by_its_state(desk: Desk, state: State, told: State | None, applied: bool) -> None:
     bury(desk, 3, state)
     bury(desk, 2, State.DEAD_LETTERED, topic_id=uuid4())  # of an earlier topic of this name
     passed = desk.ledger.wait_until_applied("t", 0, 3)
@@ -294,7 +294,7 @@ def test_a_known_topic_id_keeps_the_old_offsets_apart(desk: Desk, reader: Reader
 
 
 @pytest.mark.parametrize("to", [2, 4, 50], ids=["before", "same", "behind"])
-def test_what_lies_in_front_of_an_adopted_position_was_not_read(desk: Desk, to: int) -> None:
+def test_records_before_the_position_of_a_new_topic_were_not_read(desk: Desk, to: int) -> None:
     """The old topic's record of that offset was applied; the new one's was not, whatever was moved before."""
     new = uuid4()
     desk.ledger.reset_offset("t", 0, to=0, log=None, reason="again")
@@ -362,7 +362,7 @@ def late(desk: Desk, offset: int = 7, timeout: float = 0) -> NotApplied:
     return raised.value
 
 
-def test_a_wait_that_is_over_says_where_the_partition_stands(desk: Desk) -> None:
+def test_a_wait_that_is_over_says_the_position(desk: Desk) -> None:
     error = late(desk, timeout=0.05)
     assert isinstance(error, TimeoutError)
     assert isinstance(error, SeekpointError)
@@ -398,7 +398,7 @@ def test_it_says_what_the_partition_waits_for(desk: Desk) -> None:
     assert "The group is paused by ada (an index): resume it with Ledger.resume()" in str(late(desk))
 
 
-def test_it_says_that_nobody_is_at_work(desk: Desk) -> None:
+def test_it_says_that_no_worker_has_claimed(desk: Desk) -> None:
     desk.ledger.release(desk.claims.values())
     assert str(late(desk)).endswith("No worker has claimed the partition: start one")
     other = Desk(desk.ledger, topic="u")
@@ -423,13 +423,7 @@ def test_a_producer_reads_its_own_write(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("policy", "state"), [("dead_letter", State.DEAD_LETTERED), ("skip", State.SKIPPED)])
 def test_a_producer_hears_that_its_record_was_poison(scene: Scene, policy: str, state: State) -> None:
-    def refuse(tx: Any, batch: Any) -> None:
-        for record in batch:
-            if record.value == "bad":
-                raise Poison("no", record)
-        scene.book.enter(tx, batch)
-
-    name = scene.topic()
+    name, refuse = scene.topic(), scene.book.refusing(lambda r: r.value == "bad")
     scene.worker(scene.pipeline(name, handle=refuse, on_poison=policy))
     stored = scene.produce(name, ["good", "bad", "good"])
     scene.wait_until_caught_up(name, stored)

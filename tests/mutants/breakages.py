@@ -423,7 +423,7 @@ BREAKAGES = (
             Edit(_STATEMENTS, ", _is_ours(RELEASED.c.token))", ")"),
             Edit(_STATEMENTS, ", _is_ours(_mine.c.token))", ")"),
         ),
-        (f"{CLAIM}::test_a_strangers_claim_is_not_released",),
+        (f"{CLAIM}::test_another_owners_claim_is_not_released",),
     ),
     breakage(
         "a worker that is given up keeps its connection",
@@ -499,7 +499,7 @@ BREAKAGES = (
         _ADMINISTRATION,
         "READ_GROUP.with_for_update(key_share=True)",
         "READ_GROUP.with_for_update()",
-        f"{LETTERS}::test_a_pause_and_a_worker_that_parks_do_not_wait_for_each_other",
+        f"{LETTERS}::test_a_pause_and_an_insert_do_not_wait_for_each_other",
     ),
     Breakage(
         "positions cached across assignments",
@@ -525,7 +525,7 @@ BREAKAGES = (
         "postgres/connection.py",
         "        if self.deferred.error is not None:  # even",
         "        if status == 3 and self.deferred.error is not None:  # even",
-        f"{ROADS}::test_a_late_error_behind_a_savepoint_by_hand[True-False]",
+        f"{ROADS}::test_a_deferred_error_after_a_savepoint_by_hand[True-False]",
     ),
     breakage(
         "few rows go where COPY would not",

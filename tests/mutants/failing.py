@@ -95,7 +95,7 @@ FAILING = (
                 "            self._ledger.record_suspects(tx, [SuspectNote(read.claim, suspects.end, None)])\n",
             ),
         ),
-        (f"{KILLERS}::test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transactions",),
+        (f"{KILLERS}::test_one_crashing_record_costs_five_crashes_and_at_most_two_hundred_transactions",),
     ),
     Breakage(
         "suspect range drawn at each claim",
@@ -154,14 +154,14 @@ FAILING = (
         "worker/assignment/backlog.py",
         "            wait = max(wait, self._retry_at - at.steady)\n",
         "            wait = max(wait, 0.0)\n",
-        "tests/kafka/test_retry_waits.py::test_the_schedule_is_kept_and_told_and_the_others_go_on",
+        "tests/kafka/test_retry_waits.py::test_the_schedule_is_kept_and_announced_and_the_others_resume",
     ),
     breakage(
         "records set aside kept when their partition is dropped",
         "worker/open_batch.py",
         "        self._dead_letters = {at: one for at, one in self._dead_letters.items() if at[0] not in partitions}\n",
         "",
-        f"{ISOLATION}::test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it",
+        f"{ISOLATION}::test_i4_dead_letters_of_a_refused_partition_are_dropped_with_it",
     ),
     Breakage(
         "quarantine counted before COMMIT",

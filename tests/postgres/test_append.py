@@ -17,12 +17,7 @@ from seekpoint.codecs import Codec
 from seekpoint.errors import ConfigError, PoisonStop
 from seekpoint.records import Partition, Record
 from seekpoint.testing import raw
-from support.sink_tables import TOPIC, VALUES, Ground, of_test, orders, stopped_at
-
-
-class Order(msgspec.Struct):
-    id: int
-    note: str | None = None
+from support.sink_tables import TOPIC, VALUES, Ground, Order, of_test, orders, stopped_at
 
 
 @dataclass
@@ -338,7 +333,7 @@ def check_stops(
     said: str,
     worse: set[tuple[int, int]],
 ) -> None:
-    """Run it with the bad records, look at everything, and once more when they are mended."""
+    """Run it with the bad records, look at everything, and once more when they are corrected."""
 
     def good(r: Record[str, Any]) -> Any:
         if "timestamptz" in column:
@@ -436,7 +431,7 @@ def test_a_bad_row_far_from_the_start_of_a_large_batch(ground: Ground, group: st
         assert len(ground.rows("v", name=f"t{n}")) == 7777
 
 
-# -- mistakes that are nobody's record ----------------------------------------------------------------------
+# -- mistakes that are no record's fault --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -470,7 +465,7 @@ def test_no_right_on_the_table(ground: Ground, group: str) -> None:
     assert "nothing of this batch was written" in caught.value.__notes__[-1]
 
 
-def test_row_that_changes_its_mind_is_told_so(ground: Ground, group: str) -> None:
+def test_row_that_returns_other_rows_is_refused(ground: Ground, group: str) -> None:
     calls: list[int] = []
 
     def row(r: Record[int, Any]) -> tuple[int] | None:

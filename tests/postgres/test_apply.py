@@ -194,7 +194,7 @@ def names_its_batch(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("stranger", [record(1, topic="other"), record(1, topic=TOPIC, offset=99), "a text", None])
-def test_poison_that_names_a_stranger_does_not_go_round_for_ever(ground: Ground, group: str, stranger: Any) -> None:
+def test_poison_that_names_no_record_of_the_batch_is_refused(ground: Ground, group: str, stranger: Any) -> None:
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
         raise Poison("bad", stranger)
 
@@ -205,7 +205,7 @@ def test_poison_that_names_a_stranger_does_not_go_round_for_ever(ground: Ground,
     assert len(book.calls) == 1
 
 
-def test_among_strangers_the_batchs_own_record_counts(ground: Ground, group: str) -> None:
+def test_among_other_records_the_batchs_own_counts(ground: Ground, group: str) -> None:
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
         if len(batch) > 1:
             raise Poison("bad", record(1, topic="other"), batch[1])
@@ -224,7 +224,7 @@ class BrokenError(Exception):
 
 @pytest.mark.parametrize("with_sink", [False, True])
 def test_any_other_error_of_a_handler_is_raised_for_another_try(ground: Ground, group: str, with_sink: bool) -> None:
-    """The partition waits in front of the record that failed; here, where nobody waits, the error comes out."""
+    """The partition waits in front of the record that failed; here, where no worker waits, the error is raised."""
 
     def fail(tx: Connection, batch: Batch[Any, Any]) -> None:
         if any(r.value == 2 for r in batch):
@@ -237,7 +237,7 @@ def test_any_other_error_of_a_handler_is_raised_for_another_try(ground: Ground, 
     assert book.rows() == [(0, 0), (1, 0)]
     assert ground.positions(pipeline) == {Partition(TOPIC, 0): 1, Partition(TOPIC, 1): 1}
 
-    book.then = None  # mended: the same records come again
+    book.then = None  # corrected: the same records come again
     assert ground.process(pipeline, *numbers(1, 2, 3), *numbers(4, partition=1)).records == 2
     assert book.rows() == [(0, 0), (0, 1), (0, 2), (1, 0)]
     if with_sink:
@@ -361,7 +361,7 @@ def test_what_a_handler_returns_is_not_thrown_away_in_silence(
 ) -> None:
     """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited.
 
-    The pipeline of statements sent ahead has ended when the connection is closed: psycopg warns of an open one.
+    The pipeline of statements has ended when the connection is closed: psycopg warns of an open one.
     """
     handle = Book(ground, lambda tx, batch: RETURNED[what]())
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, pipeline_mode=pipeline_mode)
@@ -416,7 +416,7 @@ def test_a_group_of_poison_is_poison(ground: Ground, group: str, nested: bool) -
 
 
 def test_a_group_of_which_one_names_no_record(ground: Ground, group: str) -> None:
-    """What is named is set aside at once, the other one is searched for."""
+    """What is named is a dead letter at once, the other one is searched for."""
 
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
         bad = [Poison("named", r) for r in batch if r.value == -1]
@@ -478,7 +478,7 @@ def test_an_interruption_is_nobodys_poison(ground: Ground, group: str, interrupt
 
 
 def test_a_handler_is_not_called_without_records(ground: Ground, group: str) -> None:
-    """SQLAlchemy makes a row of defaults of an insert of no rows: nobody should have to think of that."""
+    """SQLAlchemy makes a row of defaults of an insert of no rows: a handler need not check for that."""
     calls: list[int] = []
     pipeline = handled(group, lambda tx, batch: calls.append(len(batch)))
     done = ground.process(pipeline, *orders(b"{", b"1"), *orders(b"[", partition=1))
@@ -494,7 +494,7 @@ def test_an_event_for_every_step_of_every_attempt(ground: Ground, group: str) ->
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
     ground.process(pipeline, *numbers(1, 2, -3, 4), observe=(seen.append,))
     failed = next(n for n, event in enumerate(seen) if isinstance(event, events.Bisecting))
-    # A few rows are sent and awaited with advance: the server's answer may come before or behind their Applied.
+    # A few rows are sent and awaited with advance: the server's answer may come before or after their Applied.
     begun = [events.BatchOpened(attempt=1), events.Held(partitions=1)]
     assert seen[:failed] in (begun, [*begun, events.Applied(records=4)])
     assert isinstance(seen[-1], events.Committed)

@@ -29,7 +29,7 @@ from seekpoint.records import Partition, RawRecord
 from seekpoint.sinks.arrow import AppendArrow, copy_into
 from seekpoint.sinks.arrow.copy import AT_ONCE
 from seekpoint.testing import raw
-from support.sink_tables import TOPIC, Ground, orders, stopped_at
+from support.sink_tables import TOPIC, Ground, Order, orders, stopped_at
 
 BERLIN = timezone(timedelta(hours=1))
 
@@ -46,7 +46,7 @@ def numbered(*ids: int, **more: Any) -> Any:
     return pa.table({"id": pa.array(ids, pa.int64()), **more})
 
 
-# -- each type ------------------------------------------------------------------------------------------------
+# -- each type --------------------------------------------------------------------------------------------------
 
 AT = datetime(2024, 2, 29, 3, 4, 5, 678901)
 SAME: Any = object()  # what comes back is what went in
@@ -345,11 +345,6 @@ def test_rows_may_make_several_tables(ground: Ground, group: str) -> None:
 # -- whose fault it is ------------------------------------------------------------------------------------------
 
 
-class Order(msgspec.Struct):
-    id: int
-    note: str | None = None
-
-
 class Calls:
     """How often a sink was opened: the search by halves opens it for each part."""
 
@@ -375,7 +370,7 @@ class Calls:
 def test_the_server_names_the_row_and_so_the_record(
     ground: Ground, group: str, monkeypatch: pytest.MonkeyPatch, bad: bytes, said: str
 ) -> None:
-    """Behind more rows than are sent at a time; the values before it hold line breaks."""
+    """After more rows than are sent at a time; the values before it hold line breaks."""
     sink, calls, count = AppendArrow(ground.create("id int PRIMARY KEY, note text")), Calls(monkeypatch), AT_ONCE + 700
     values = [b'{"id": %d, "note": "a\\r\\nb\\n"}' % n for n in range(count)]
     values[AT_ONCE + 500] = bad
@@ -442,7 +437,7 @@ def test_a_column_that_the_table_lacks_is_named_with_its_record(ground: Ground, 
 
 
 def test_what_is_refused_at_the_end_is_found_by_halves(ground: Ground, group: str) -> None:
-    """Foreign keys are checked behind the last row, and no line is named."""
+    """Foreign keys are checked after the last row, and no line is named."""
     ground.create("id int PRIMARY KEY", "parent")
     ground.sql("INSERT INTO parent SELECT generate_series(0, 99)")
     sink = AppendArrow(ground.create("id int REFERENCES parent"))
@@ -482,7 +477,7 @@ def test_poison_in_a_handler_is_found_without_another_try(ground: Ground, group:
     assert len(ground.rows("id")) == 3
 
 
-# -- declarations -------------------------------------------------------------------------------------------------
+# -- declarations -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

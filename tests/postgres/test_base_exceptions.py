@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from seekpoint import Batch, Json, Pipeline
 from support.sink_tables import TOPIC, Ground, orders
@@ -18,11 +18,7 @@ class PanicException(BaseException):
 
 @pytest.mark.parametrize("kind", [PanicException, asyncio.CancelledError])
 @pytest.mark.parametrize("road", ["row", "handler"])
-def test_it_ends_no_worker(
-    seekpoint_engine: Engine, seekpoint_schema: str, kind: type[BaseException], road: str
-) -> None:
-    ground = Ground(seekpoint_engine, seekpoint_schema)
-
+def test_it_ends_no_worker(ground: Ground, kind: type[BaseException], road: str) -> None:
     def row(record: Any) -> dict[str, Any]:
         if record.value["id"] == 2:
             raise kind("assertion failed")

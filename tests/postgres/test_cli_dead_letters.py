@@ -57,11 +57,11 @@ class Terminal:
         return seekpoint(*words, "--schema", self.depot.schema, exits=exits, width=80, env=env)
 
     def lines(self, *words: str, exits: int = 0) -> list[str]:
-        """The same, and what it prints, line by line."""
+        """Call the command; returns what it prints, line by line."""
         return [line.rstrip() for line in self.run(*words, exits=exits).stdout.splitlines()]
 
     def json(self, *words: str, exits: int = 0) -> Any:
-        """The same, and what it answers to programs."""
+        """Call the command; returns what it answers to programs."""
         return json.loads(self.run(*words, "--json", exits=exits).stdout)
 
     def replay(self, *words: str, exits: int = 0) -> Result:
@@ -170,14 +170,14 @@ def test_what_is_wrong_is_said(terminal: Terminal, words: list[str], exits: int,
     assert result.stdout == ""
 
 
-def test_a_letter_of_another_group_is_not_called_unknown(terminal: Terminal) -> None:
+def test_a_dead_letter_of_another_group_is_not_called_unknown(terminal: Terminal) -> None:
     first = park(terminal)[0]
     result = terminal.run("dead-letters", "replay", f"{terminal.module}:others", str(first), "--apply", exits=2)
     assert f"error: dead letter {first} is of group 'g', and Pipeline('others', topics=['orders']) is" in result.stderr
     assert terminal.depot.applied() == []
 
 
-def test_show_tells_the_whole_letter_and_what_can_be_done(terminal: Terminal) -> None:
+def test_show_prints_the_whole_dead_letter_and_what_can_be_done(terminal: Terminal) -> None:
     ids = park(terminal)
     said = terminal.run("dead-letters", "show", str(ids[0])).stdout
     for line in (
@@ -233,7 +233,7 @@ def test_no_password_comes_out_of_an_error(terminal: Terminal) -> None:
         assert "hunter2" not in terminal.run("dead-letters", *words).output
 
 
-# -- replay -------------------------------------------------------------------------------------------------
+# -- replay -----------------------------------------------------------------------------------------------
 
 
 def test_replay_is_a_dry_run_without_apply(terminal: Terminal) -> None:
@@ -288,7 +288,7 @@ def test_a_paused_group_says_who_paused_it(terminal: Terminal) -> None:
     assert terminal.replay("--all", "--apply", "--while-paused").stdout == "3 replayed, 0 failed again, 0 refused\n"
 
 
-# -- discard and export ---------------------------------------------------------------------------------------
+# -- discard and export -----------------------------------------------------------------------------------
 
 
 def test_discard_is_a_dry_run_without_apply(terminal: Terminal) -> None:
@@ -326,7 +326,7 @@ def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("letters.jsonl*")] == ["letters.jsonl"]
 
 
-# -- status -------------------------------------------------------------------------------------------------------
+# -- status -----------------------------------------------------------------------------------------------
 
 
 def test_status_counts_the_dead(terminal: Terminal) -> None:
@@ -421,7 +421,7 @@ def test_tables_are_as_wide_as_they_are_whatever_the_group_is_called(terminal: T
         assert len(said.splitlines()) == 3
 
 
-def test_nothing_in_a_letter_reaches_the_terminal_raw(terminal: Terminal) -> None:
+def test_nothing_in_a_dead_letter_reaches_the_terminal_raw(terminal: Terminal) -> None:
     """Key, headers, error and its traceback come from anybody who may produce."""
     odd = "\x1b]0;owned\x07\u202e"
     letter = raw(b"bad", topic=TOPIC, key=odd.encode(), headers=[(f"h{odd}", odd.encode())])

@@ -57,7 +57,7 @@ def back(line: dict[str, Any]) -> RawRecord:
 
 
 def test_an_export_has_every_byte_of_the_record(depot: Depot) -> None:
-    """I4: null and empty are told apart; NUL, 10 MiB and what is no UTF-8 are there; headers in order, doubles kept."""
+    """I4: null and empty are different; NUL, 10 MiB and what is no UTF-8 are there; headers in order, doubles kept."""
     depot.bad = {r.value for r in odd() if r.value is not None}
     depot.park(*odd())
     text = "\n".join(json.dumps(line) for line in depot.redrive().export())
@@ -75,7 +75,7 @@ def test_an_export_has_every_byte_of_the_record(depot: Depot) -> None:
     )
 
 
-def test_an_export_tells_what_became_of_it(depot: Depot) -> None:
+def test_an_export_has_what_became_of_it(depot: Depot) -> None:
     """I4: errors, replays, and who decided."""
     depot.bad = {b"b"}
     first, second, third = depot.park(*orders(b"b", b"b", b"b"))
@@ -125,7 +125,7 @@ def test_a_choice_meets_every_condition(depot: Depot) -> None:
     assert (len(done), found(), found(states=(State.DISCARDED,))) == (4, 1100, 4)
 
 
-def test_a_discard_needs_a_reason_and_a_letter_that_is_there(depot: Depot) -> None:
+def test_a_discard_needs_a_reason_and_a_dead_letter_that_exists(depot: Depot) -> None:
     """I4."""
     depot.bad = {b"b"}
     (letter,) = depot.park(*orders(b"b"))

@@ -27,14 +27,14 @@ FAILURE = Failure(Cause.HANDLER, "ValueError: no", "Traceback ...", None, 3)
 
 
 class Shelf(Desk):
-    """A worker at its desk, that sets records aside."""
+    """A worker that dead-letters records."""
 
     @property
     def letters(self) -> DeadLetters:
         return DeadLetters(self.ledger)
 
     def park(self, *asides: NewDeadLetter, number: int = 0, version: int = 1) -> None:
-        """Set these aside, and pass them: one transaction."""
+        """Dead-letter these, and pass them: one transaction."""
         end = max(aside.record.offset for aside in asides) + 1
         with self.ledger.engine.begin() as tx:
             transaction = self.hold(tx)
@@ -113,7 +113,7 @@ def dead_lettered(shelf: Shelves, offset: int, *given: Any, **options: Any) -> t
     return worker, worker.dead_lettered(aside(offset, *given, **options))
 
 
-# -- nothing of a record is lost ------------------------------------------------------------------------------
+# -- nothing of a record is lost ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_any_header_comes_back_and_any_error_is_stored(
     assert (letter.error, letter.traceback) == (stored, stored)
 
 
-def test_a_thousand_are_parked_at_once(shelf: Shelves) -> None:
+def test_a_thousand_are_dead_lettered_at_once(shelf: Shelves) -> None:
     """I1: within a batch's time; those of one partition in the order of their offsets."""
     worker = shelf()
     many = [aside(n, b"%d" % n, b"v" * 200, headers=(("a", b"1"),) * (n % 4)) for n in range(1_000)]
@@ -179,8 +179,8 @@ def test_a_thousand_are_parked_at_once(shelf: Shelves) -> None:
     assert seconds < 5, "one round trip, not a thousand"
 
 
-def test_an_abort_leaves_no_letter(shelf: Shelves) -> None:
-    """I1: letters and offsets become visible together or not at all."""
+def test_an_abort_leaves_no_dead_letter(shelf: Shelves) -> None:
+    """I1: dead letters and offsets become visible together or not at all."""
     worker = shelf()
     with worker.ledger.engine.connect() as tx:
         worker.letters.insert(tx, [aside(0)], {"t": worker.topic_id}, 1)
@@ -222,11 +222,11 @@ def test_a_value_that_was_not_asked_for_is_no_null(shelf: Shelves) -> None:
         _ = full.record
 
 
-# -- one letter per record --------------------------------------------------------------------------------------
+# -- one dead letter per record -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", [State.DEAD_LETTERED, State.SKIPPED, State.DISCARDED, State.REPLAYED])
-def test_a_record_that_fails_again_opens_its_letter_anew(shelf: Shelves, before: State) -> None:
+def test_a_record_that_fails_again_opens_its_dead_letter_again(shelf: Shelves, before: State) -> None:
     """I4: after a rewind what counts is the new reading; the row is the same."""
     worker = shelf()
     first = worker.dead_lettered(
@@ -247,7 +247,7 @@ def test_a_record_that_fails_again_opens_its_letter_anew(shelf: Shelves, before:
 
 
 def test_a_move_supersedes_what_will_be_read_again(shelf: Shelves) -> None:
-    """I4, I5: letters at or past the new position, of this partition and this life of the topic, in its transaction."""
+    """I4, I5: dead letters at or past the new position, of this partition and this topic id, in its transaction."""
     worker = shelf()
     worker.park(aside(0), aside(1, state=State.SKIPPED), aside(2, state=State.BLOCKED), aside(3))
     worker.park(aside(2, partition=1), number=1)
@@ -268,8 +268,8 @@ def test_a_move_supersedes_what_will_be_read_again(shelf: Shelves) -> None:
         worker.close(worker.all(from_offset=2, partition=0)[0].id)
 
 
-def test_a_move_forward_and_a_topic_made_anew_supersede_nothing(shelf: Shelves) -> None:
-    """I4: what was passed stays passed; offsets of an earlier topic are before and behind nothing."""
+def test_a_reset_forward_and_a_recreated_topic_supersede_nothing(shelf: Shelves) -> None:
+    """I4: what was passed stays passed; offsets of an earlier topic come before and after nothing."""
     worker = shelf()
     worker.park(aside(4))
     worker.ledger.reset_offset("t", 0, 9, log=None, reason="over it")
@@ -278,7 +278,7 @@ def test_a_move_forward_and_a_topic_made_anew_supersede_nothing(shelf: Shelves) 
     assert [letter.state for letter in worker.all()] == [State.DEAD_LETTERED]
 
 
-# -- keys that are held -------------------------------------------------------------------------------------------
+# -- keys that are held ---------------------------------------------------------------------------------------------
 
 
 def open_keys(worker: Shelf, *numbers: int) -> dict[tuple[Partition, bytes], int]:
@@ -305,7 +305,7 @@ def test_open_keys_are_those_of_the_partitions_that_are_asked_for(shelf: Shelves
     assert open_keys(worker, 0) == {(zero, b"a"): 2, (zero, b""): 5}
 
 
-def test_letters_of_an_earlier_topic_hold_nothing(shelf: Shelves) -> None:
+def test_dead_letters_of_an_earlier_topic_block_nothing(shelf: Shelves) -> None:
     """I4: their offsets come before nothing of the new one."""
     worker = shelf()
     worker.park(aside(9, b"a"))
@@ -315,7 +315,7 @@ def test_letters_of_an_earlier_topic_hold_nothing(shelf: Shelves) -> None:
 
 
 def test_the_first_of_a_key_is_found(shelf: Shelves) -> None:
-    """I4: which one may be redriven first."""
+    """I4: which one may be replayed first."""
     worker = shelf()
     worker.park(aside(0, b"b"), aside(1, b"a"), aside(2, b"a", state=State.BLOCKED), aside(3, None))
     worker.park(aside(0, b"a", partition=1), number=1)
@@ -327,7 +327,7 @@ def test_the_first_of_a_key_is_found(shelf: Shelves) -> None:
     assert worker.first_of_key(second) is None
 
 
-def test_letters_of_others_are_not_the_first_of_a_key(shelf: Shelves) -> None:
+def test_dead_letters_of_others_are_not_the_first_of_a_key(shelf: Shelves) -> None:
     """I4: another group's, and those of an earlier topic of this name, come before nothing."""
     worker, other = shelf(), shelf("h")
     other.park(aside(0))
@@ -383,8 +383,8 @@ def test_lists_are_ordered_filtered_and_paged(shelf: Shelves) -> None:
     assert worker.letters.count_open() == {worker.at(0): 4, worker.at(1): 3}
 
 
-def test_a_page_begins_behind_a_letter_that_was_deleted_meanwhile(shelf: Shelves) -> None:
-    """I4: whoever prunes while somebody lists, exports or discards takes nothing from them but what he deletes."""
+def test_a_page_begins_after_a_dead_letter_that_was_deleted_meanwhile(shelf: Shelves) -> None:
+    """I4: an operator who prunes takes from a list, an export or a discard only what is deleted."""
     worker = shelf()
     worker.park(*(aside(n) for n in range(6)))
     first = worker.all(limit=3)
@@ -408,14 +408,14 @@ def test_a_page_begins_behind_a_letter_that_was_deleted_meanwhile(shelf: Shelves
     ],
 )
 def test_what_postgres_cannot_be_asked_is_refused(shelf: Shelves, condition: dict[str, Any], said: str) -> None:
-    """A sentence that says what to mend, and no error of the database."""
+    """A sentence that says what to correct, and no error of the database."""
     with pytest.raises(ConfigError) as refused:
         shelf(claim=False).all(**condition)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("letter_id", [2**63, -(2**63), 2**200])
-def test_no_letter_has_an_id_beyond_its_column(shelf: Shelves, letter_id: int) -> None:
+def test_no_dead_letter_has_an_id_beyond_its_column(shelf: Shelves, letter_id: int) -> None:
     """Like any other id that the group does not have."""
     worker = shelf(claim=False)
     with pytest.raises(ConfigError, match=f"has no dead letter {letter_id}"):
@@ -434,7 +434,7 @@ def test_any_actor_and_reason_can_be_kept(shelf: Shelves) -> None:
     assert (closed.closed_by, closed.closed_reason) == ("al\\x00ice", "why \\udc80")
 
 
-def test_another_groups_letters_are_not_ours(shelf: Shelves) -> None:
+def test_another_groups_dead_letters_are_not_ours(shelf: Shelves) -> None:
     """I4: groups do not see each other."""
     here, there = shelf("here"), shelf("there")
     there.park(aside(0))
@@ -465,7 +465,7 @@ def actions(worker: Shelf) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(("state", "word"), [(State.REPLAYED, "replay"), (State.DISCARDED, "discard")])
 def test_closing_says_who_and_why(shelf: Shelves, state: State, word: str) -> None:
-    """I5: in the letter and in admin_action, in the transaction of whatever was done with it."""
+    """I5: in the dead letter and in admin_action, in the transaction of whatever was done with it."""
     worker, letter = dead_lettered(shelf, 7)
     worker.close(letter.id, state)
     now = worker.letters.get(letter.id)
@@ -478,15 +478,15 @@ def test_closing_says_who_and_why(shelf: Shelves, state: State, word: str) -> No
 
 @pytest.mark.parametrize("state", [State.DEAD_LETTERED, State.BLOCKED, State.SKIPPED])
 def test_open_is_no_way_of_closing(shelf: Shelves, state: State) -> None:
-    """I4: a letter is closed as something that ends it."""
+    """I4: a dead letter is closed as something that ends it."""
     worker, letter = dead_lettered(shelf, 0)
     with pytest.raises(ConfigError, match=f"not as {state}"):
         worker.close(letter.id, state)
     assert worker.letters.get(letter.id) == letter
 
 
-def test_a_replay_that_fails_keeps_the_letter_with_both_errors(shelf: Shelves) -> None:
-    """I4: the new error beside the old one; the letter stays open."""
+def test_a_replay_that_fails_keeps_the_dead_letter_with_both_errors(shelf: Shelves) -> None:
+    """I4: the new error beside the old one; the dead letter stays open."""
     worker, letter = dead_lettered(shelf, 0)
     for n in (1, 2):
         with worker.ledger.engine.begin() as tx:
@@ -515,10 +515,10 @@ def test_two_operators_decide_once(shelf: Shelves, seekpoint_engine: Engine, els
     assert (worker.letters.get(letter.id).closed_reason, len(actions(worker))) == ("first", 1)
 
 
-def test_a_redrive_waits_for_the_batch_in_hand_and_holds_the_next_one(
+def test_a_replay_waits_for_the_batch_in_hand_and_blocks_the_next_one(
     shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
-    """I2: a letter and the records behind it are never at work side by side; other partitions go on."""
+    """I2: a dead letter and the records after it are never applied at the same time; other partitions are."""
     worker, letter = dead_lettered(shelf, 0)
 
     def lock() -> DeadLetter:
@@ -539,7 +539,7 @@ def test_a_redrive_waits_for_the_batch_in_hand_and_holds_the_next_one(
 
 
 def test_a_rewind_waits_for_a_replay(shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
-    """I4: a letter that a move supersedes is seen as such by whoever comes next: the worker applies it, once."""
+    """I4: a dead letter that a reset supersedes is seen as such by the next replay: the worker applies it, once."""
     worker, letter = dead_lettered(shelf, 0)
     other = shelf(claim=False, limits=Limits(transaction_age=60.0))
     with other.ledger.begin() as tx:
@@ -551,10 +551,10 @@ def test_a_rewind_waits_for_a_replay(shelf: Shelves, seekpoint_engine: Engine, e
         assert other.letters.lock(again, letter.id).state is State.SUPERSEDED
 
 
-def test_a_pause_and_a_worker_that_parks_do_not_wait_for_each_other(
+def test_a_pause_and_an_insert_do_not_wait_for_each_other(
     shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
-    """I1, I5: the pause has the group's row and waits for the offsets; the letter's foreign key asks for that row."""
+    """I1, I5: the pause has the group's row and waits for the offsets; a dead letter's foreign key needs that row."""
     worker = shelf()
     with seekpoint_engine.begin() as tx:
         transaction = worker.hold(tx)

@@ -1,4 +1,4 @@
-"""Every kind of failure, down every road, under every policy: where the record ends, and what becomes of the others.
+"""Every kind of failure, on every path, under every policy: where the record ends, and what becomes of the others.
 
 ``python tests/failures/table.py`` runs the same and prints the table.
 """

@@ -239,7 +239,7 @@ def test_a_change_of_the_session_ends_with_its_transaction(service: Service, cha
     assert service.ground.rows("v") == [("a",), ("b",), ("c",), ("d",)]
 
 
-def test_an_advisory_lock_is_given_up_behind_commit(service: Service) -> None:
+def test_an_advisory_lock_ends_after_commit(service: Service) -> None:
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         tx.execute(text("SELECT pg_advisory_lock(815, 1)"))
 
@@ -343,7 +343,7 @@ def test_commit_and_the_question_are_one_round_trip(service: Service) -> None:
     session.close()
 
 
-def test_an_answer_that_is_missing_behind_commit_is_no_failed_commit(service: Service) -> None:
+def test_an_answer_that_is_missing_after_commit_is_no_failed_commit(service: Service) -> None:
     """I3: COMMIT has succeeded; the connection alone is given up, and the batch is not run again."""
     calls: list[int] = []
     become = by_role(service, "NOLOGIN")  # who may not see some settings

@@ -126,7 +126,7 @@ def test_a_handler_that_wrote_or_may_have_written_is_not(service: Service, does:
     assert reported(service) == []
 
 
-def test_nothing_is_reported_while_a_bad_record_is_looked_for(service: Service) -> None:
+def test_nothing_is_reported_while_bisecting(service: Service) -> None:
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         if any(r.value == "bad" for r in batch):
             raise Poison("one of them")

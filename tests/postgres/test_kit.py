@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from seekpoint.records import Partition, RawRecord, Span
 from seekpoint.testing import Processed, batch, process, raw, record
 from support.fixtures import NewEngine
 from support.sink_tables import TOPIC, Ground, orders
+from support.waiting import until
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_the_order_of_the_records_is_the_batchs(ground: Ground, group: str) -> N
     assert seen == ["b/1/0", f"{TOPIC}/0/3", "b/1/1"]
 
 
-def test_records_that_come_again_are_left_out_and_new_ones_go_on(ground: Ground, pipeline: Pipeline) -> None:
+def test_records_that_come_again_are_left_out(ground: Ground, pipeline: Pipeline) -> None:
     ground.process(pipeline, *orders(b"", b"", start=5))
     done = ground.process(pipeline, *orders(b"", b"", b"", b"", start=4))
     assert done.spans == (Span(Partition(TOPIC, 0), 7, 8),)
@@ -117,10 +116,7 @@ def test_an_engine_of_a_url_is_closed_again(ground: Ground, pipeline: Pipeline, 
     counted: Observer = lambda event: open_meanwhile.append(sessions(ground))  # noqa: E731
     assert process(named, url, orders(b""), schema=ground.schema, observe=[counted]).records == 1
     assert max(open_meanwhile) >= 1
-    pause, deadline = threading.Event(), monotonic() + 30
-    while sessions(ground) and monotonic() < deadline:  # the server notices in its own time
-        pause.wait(0.02)
-    assert sessions(ground) == 0
+    until(lambda: sessions(ground) == 0, "the end of the engine's sessions")
 
 
 def sessions(ground: Ground) -> int:
@@ -159,7 +155,7 @@ def test_a_database_without_the_ledger(seekpoint_dsn: str, group: str, new_engin
         process(pipeline, new_engine(seekpoint_dsn), orders(b"1"), schema="no_such_schema")
 
 
-def test_a_partition_that_somebody_writes_is_not_waited_for_for_ever(ground: Ground, pipeline: Pipeline) -> None:
+def test_a_partition_that_another_session_writes_is_not_awaited_for_ever(ground: Ground, pipeline: Pipeline) -> None:
     ground.process(pipeline, *orders(b""), *orders(b"", partition=1))
     with ground.engine.begin() as tx:
         tx.execute(text(f'SELECT 1 FROM "{ground.schema}".partition_offset WHERE partition = 1 FOR UPDATE'))

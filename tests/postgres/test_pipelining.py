@@ -1,4 +1,4 @@
-"""A handler's statements are sent ahead: fewer round trips, and otherwise nothing that a handler could notice."""
+"""A handler's statements are pipelined: fewer round trips, and otherwise nothing that a handler could notice."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_statements_that_write_do_not_wait_for_one_another(counter: Counter, wri
     assert counter.rows() == [(n, v) for n, v in enumerate(HUNDRED)]
 
 
-def test_send_ahead_can_be_switched_off(counter: Counter) -> None:
+def test_pipeline_mode_can_be_switched_off(counter: Counter) -> None:
     counter.run(counter.each, *HUNDRED, pipeline_mode=False)
     assert counter.trips[0] >= 100, "one each, and those that prepare it"
     assert len(counter.rows()) == 100
@@ -250,7 +250,7 @@ def psycopg_savepoint(tx: Tx) -> Any:
 @pytest.mark.parametrize("savepoint", [sqlalchemy_savepoint, psycopg_savepoint])
 @pytest.mark.parametrize("ahead", [True, False], ids=["something is outstanding", "nothing is outstanding"])
 def test_an_error_in_a_savepoint_is_raised_in_it(counter: Counter, savepoint: Callable[[Tx], Any], ahead: bool) -> None:
-    """What a handler tries and gives up is gone; what it wrote before and behind is there, in one attempt."""
+    """What a handler tries and gives up is gone; what it wrote before and after is there, in one attempt."""
     lines: list[str] = []
 
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
@@ -400,7 +400,7 @@ def test_a_late_error_that_an_innocent_savepoint_meets_is_the_records(counter: C
 
 
 @pytest.mark.parametrize("ends", [lambda tx: tx.commit(), lambda tx: tx.rollback(), lambda tx: tx.close()])
-def test_the_transaction_is_ended_by_nobody_else(counter: Counter, ends: Callable[[Tx], None]) -> None:
+def test_the_transaction_is_not_ended_by_the_handler(counter: Counter, ends: Callable[[Tx], None]) -> None:
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         counter.each(tx, batch)
         ends(tx)
@@ -411,7 +411,7 @@ def test_the_transaction_is_ended_by_nobody_else(counter: Counter, ends: Callabl
     assert counter.rows() == []
 
 
-def test_a_commit_behind_a_late_error_is_no_reason_to_try_again(counter: Counter) -> None:
+def test_a_commit_after_a_deferred_error_is_no_reason_to_try_again(counter: Counter) -> None:
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         counter.each(tx, batch)
         driver(tx).execute("COMMIT")
@@ -422,7 +422,7 @@ def test_a_commit_behind_a_late_error_is_no_reason_to_try_again(counter: Counter
     assert counter.calls == [2]
 
 
-def test_a_statement_that_is_wrong_in_itself_is_told_with_its_own_text(counter: Counter) -> None:
+def test_a_statement_that_is_wrong_in_itself_is_raised_with_its_text(counter: Counter) -> None:
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         tx.execute(text(f"INSERT INTO {counter.t} (nowhere) VALUES (1)"))
         tx.execute(text("SELECT 1"))
@@ -502,7 +502,7 @@ def test_a_cut_that_is_caught_is_heard(counter: Counter, proxy: PostgresProxy, n
 
 
 def test_a_session_that_was_ended_while_answers_were_outstanding(counter: Counter, seekpoint_engine: Engine) -> None:
-    """A statement waits for a lock at the server, and the handler has long gone on."""
+    """A statement waits for a lock at the server, and the handler does not wait."""
     counter.ground.sql("INSERT INTO t VALUES (1000, 'a')")
     held, ended = threading.Event(), threading.Event()
 

@@ -124,7 +124,7 @@ def test_much_data_arrives_complete_though_the_reader_is_slow(proxy: Proxy) -> N
 
 
 @pytest.mark.parametrize("obstacle", ["a server that does not read", "frozen", "a long delay"])
-def test_a_sender_that_nobody_hears_has_to_wait(obstacle: str) -> None:
+def test_a_sender_without_a_reader_has_to_wait(obstacle: str) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -473,7 +473,7 @@ def test_a_commit_that_the_server_refuses_is_passed_on_and_the_fault_waits(
     assert postgres.counts["after_commit"] == 1
 
 
-def test_deliver_tells_what_became_of_the_transaction(postgres: PostgresProxy, table: Table) -> None:
+def test_deliver_returns_what_became_of_the_transaction(postgres: PostgresProxy, table: Table) -> None:
     def left_in_doubt(write: Callable[[psycopg.Connection[Any]], object]) -> int:
         with psycopg.connect(libpq(postgres.dsn)) as client:
             write(client)

@@ -1,4 +1,4 @@
-"""Replaying dead letters on a real Postgres: each is applied once, whoever else is at work, and whatever dies when."""
+"""Replaying dead letters on a real Postgres: each is applied once, also beside workers and other operators."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from seekpoint.records import Cause, State
 from support.dead_letter_group import TOPIC, Depot, Halt, orders
 from support.ledger_desk import scalar, wait_until_blocked
 
-# -- one letter ---------------------------------------------------------------------------------------------
+# -- one dead letter ---------------------------------------------------------------------------------------------
 
 
-def test_a_replay_applies_the_record_and_closes_its_letter(depot: Depot) -> None:
+def test_a_replay_applies_the_record_and_closes_its_dead_letter(depot: Depot) -> None:
     """I1, I4: as a batch of one record, with who did it and why."""
     letter = depot.dead_lettered(b"a", b"b", b"c")
     assert depot.applied() == [0, 2]
@@ -39,7 +39,7 @@ def test_a_replay_applies_the_record_and_closes_its_letter(depot: Depot) -> None
 
 
 def test_a_replay_that_fails_again_keeps_both_errors(depot: Depot) -> None:
-    """I4: what it wrote is rolled back, the letter stays open, and says how often it was tried."""
+    """I4: what it wrote is rolled back, the dead letter stays open, and says how often it was tried."""
     letter = depot.dead_lettered(b"b")
     first = letter.error
 
@@ -99,7 +99,7 @@ def test_a_replay_reports_what_is_wrong_again(depot: Depot, table: str, value: b
 
 
 def test_an_error_that_passes_is_tried_again(depot: Depot) -> None:
-    """I1: a deadlock is nobody's fault: the whole transaction is run again, and applied once."""
+    """I1: a deadlock is no record's fault: the whole transaction is run again, and applied once."""
     letter = depot.dead_lettered(b"b")
     tries: list[int] = []
 
@@ -153,7 +153,7 @@ def test_what_a_handler_sets_for_one_dead_letter_is_not_there_for_the_next(depot
 
 
 def test_a_handler_that_ends_the_transaction_is_found(depot: Depot) -> None:
-    """I1: a bug of the program and not of the record: the letter stays open."""
+    """I1: a bug of the program and not of the record: the dead letter stays open."""
     letter = depot.dead_lettered(b"b")
     depot.on_record = lambda tx, record: tx.exec_driver_sql("ROLLBACK; BEGIN")
     with pytest.raises(HandlerMisuse, match=f"dead letter {letter.id} stays open"):
@@ -168,7 +168,7 @@ def test_a_handler_that_ends_the_transaction_is_found(depot: Depot) -> None:
     assert (now.state, now.replays, depot.applied()) == (State.DEAD_LETTERED, 0, [])
 
 
-def test_what_is_no_letter_of_the_group(depot: Depot) -> None:
+def test_what_is_no_dead_letter_of_the_group(depot: Depot) -> None:
     """I4."""
     with pytest.raises(ConfigError, match="there is no group 'g' in the ledger"):
         depot.redrive().plan()
@@ -183,7 +183,7 @@ def test_what_is_no_letter_of_the_group(depot: Depot) -> None:
         Where(partition=1)
 
 
-# -- whom it refuses ------------------------------------------------------------------------------------------
+# -- whom it refuses ---------------------------------------------------------------------------------------------
 
 
 def refusal(work: Callable[[], object]) -> str:
@@ -209,7 +209,7 @@ def test_another_version_of_the_handler_is_refused(depot: Depot) -> None:
 
 
 def test_a_paused_group_is_left_alone(depot: Depot) -> None:
-    """I5: whoever paused it counts on nobody writing; a discard writes no results."""
+    """I5: a pause means that no results are written; a discard writes no results."""
     depot.bad = {b"b"}
     first, second = depot.park(*orders(b"b", b"b"))
     depot.bad.clear()
@@ -224,7 +224,7 @@ def test_a_paused_group_is_left_alone(depot: Depot) -> None:
     depot.ledger.resume()
 
 
-def test_letters_of_an_earlier_topic_are_refused(depot: Depot) -> None:
+def test_dead_letters_of_an_earlier_topic_are_refused(depot: Depot) -> None:
     """I4: their offsets are other records' now; they can be exported and discarded."""
     letter = depot.dead_lettered(b"a", b"b")
     depot.ledger.reset_offset(TOPIC, 0, to=0, topic_id=uuid4(), log=None, reason="created anew")
@@ -238,7 +238,7 @@ def test_letters_of_an_earlier_topic_are_refused(depot: Depot) -> None:
     assert depot.applied() == [0]
 
 
-def test_other_letters_that_cannot_be_replayed(depot: Depot) -> None:
+def test_other_dead_letters_that_cannot_be_replayed(depot: Depot) -> None:
     """I4: skipped without a value; of a topic that the pipeline does not read; read without their headers."""
     depot.bad = {b"b"}
     depot.process(orders(b"b"), on_poison="skip")
@@ -261,11 +261,11 @@ def test_other_letters_that_cannot_be_replayed(depot: Depot) -> None:
     assert depot.applied() == []
 
 
-# -- at the same time -------------------------------------------------------------------------------------------
+# -- at the same time --------------------------------------------------------------------------------------------
 
 
 def test_two_operators_at_once_apply_it_once(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
-    """I1: the second one waits, and is told who was quicker, and when."""
+    """I1: the second one waits, and its error says who was first, and when."""
     letter = depot.dead_lettered(b"b")
     depot.on_record = halt = Halt()
     first = elsewhere.submit(depot.redrive("ada").replay, letter.id, reason="mine")
@@ -279,8 +279,8 @@ def test_two_operators_at_once_apply_it_once(depot: Depot, elsewhere: ThreadPool
     assert depot.applied() == [0]
 
 
-def test_a_second_operator_goes_on_where_the_first_one_failed(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
-    """I1: nobody's failure closes it."""
+def test_a_second_operator_replays_what_the_first_one_failed_on(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
+    """I1: a failure does not close it."""
     letter = depot.dead_lettered(b"b")
     halt = Halt()
 
@@ -297,13 +297,13 @@ def test_a_second_operator_goes_on_where_the_first_one_failed(depot: Depot, else
     wait_until_blocked(depot.engine, by=halt.pid)
     halt.open()
     assert second.result(30).is_applied
-    with pytest.raises(Fenced, match="was replayed by bob"):  # its error has no letter to be kept at
+    with pytest.raises(Fenced, match="was replayed by bob"):  # its error has no open dead letter
         first.result(30)
     assert depot.applied() == [0]
 
 
-def test_a_letter_that_was_rewound_past_belongs_to_the_stream(depot: Depot) -> None:
-    """I1, I5: park, rewind past it, replay: applied once, by the worker that reads it again."""
+def test_a_dead_letter_that_a_reset_passed_belongs_to_the_stream(depot: Depot) -> None:
+    """I1, I5: dead-lettered, reset past it, replayed: applied once, by the worker that reads it again."""
     letter = depot.dead_lettered(b"a", b"b", b"c")
     depot.ledger.reset_offset(TOPIC, 0, to=1, actor="eve", log=None, reason="ticket 9")
     said = refusal(lambda: depot.redrive().replay(letter.id))
@@ -316,7 +316,7 @@ def test_a_letter_that_was_rewound_past_belongs_to_the_stream(depot: Depot) -> N
 
 
 def test_a_rewind_waits_for_a_replay_in_hand(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
-    """I5: and a replay that comes behind it finds the letter superseded."""
+    """I5: and a replay that comes after it finds the dead letter superseded."""
     letter = depot.dead_lettered(b"b")
     depot.on_record = halt = Halt()
     replay = elsewhere.submit(depot.redrive().replay, letter.id)

@@ -1,4 +1,4 @@
-"""Replays beside workers, operators that are killed, and COMMITs whose answer is lost: each letter is applied once."""
+"""Replays beside workers, operators that are killed, and COMMITs whose answer is lost: each is applied once."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from support.postgres_proxy import PostgresProxy, When
 ROOT = Path(__file__).resolve().parents[1]
 
 
-# -- beside a worker ------------------------------------------------------------------------------------------
+# -- beside a worker --------------------------------------------------------------------------------------------
 
 
 BESIDE = ("seekpoint_engine", "seekpoint_schema", "topic", "produce", "run_worker")
 
 
 class Beside:
-    """A depot whose group has a real worker, which has parked one record."""
+    """A depot whose group has a real worker, which has dead-lettered one record."""
 
     def __init__(self, depot: Depot, produce: Callable[..., object], run_worker: Callable[..., Run]) -> None:
         self.depot, self._produce = depot, produce
@@ -75,7 +75,7 @@ def test_a_replay_waits_for_the_workers_batch(beside: Beside, elsewhere: ThreadP
 
 
 def test_a_workers_batch_waits_for_a_replay(beside: Beside, elsewhere: ThreadPoolExecutor) -> None:
-    """I1, I2: and then goes on, not refused: its position has not moved."""
+    """I1, I2: and then commits, not refused: its position has not moved."""
     depot = beside.depot
     depot.on_record = halt = Halt()
     replay = elsewhere.submit(depot.redrive().replay, beside.letter.id)
@@ -193,7 +193,7 @@ def wire(depot: Depot, proxy: PostgresProxy, elsewhere: ThreadPoolExecutor, new_
 
 @pytest.mark.parametrize(("when", "calls"), [("after_commit", 1), ("before_commit", 2)])
 def test_a_commit_without_an_answer_is_asked_for(wire: Wire, when: When, calls: int) -> None:
-    """I1: the letter knows: closed by this very transaction, or open, and only then tried again."""
+    """I1: the dead letter shows it: closed by this very transaction, or open, and only then tried again."""
     replay = wire.replay(when)
     wire.halt.open()
     assert replay.result(30).is_applied
@@ -214,7 +214,7 @@ def test_a_commit_in_doubt_is_waited_for(wire: Wire) -> None:
 
 
 def test_a_commit_that_never_arrived_and_another_operator(wire: Wire, elsewhere: ThreadPoolExecutor) -> None:
-    """I1: who asks what became of it is told that somebody else was quicker."""
+    """I1: the error of the first says that the other operator has replayed it."""
     replay = wire.replay("before_commit")
     other = elsewhere.submit(wire.depot.redrive("bob").replay, wire.letter.id)
     wait_until_blocked(wire.depot.engine, by=wire.halt.pid)
@@ -226,7 +226,7 @@ def test_a_commit_that_never_arrived_and_another_operator(wire: Wire, elsewhere:
 
 
 def test_a_server_that_never_comes_back(wire: Wire) -> None:
-    """I1: nobody can be asked: the error says how to find out, and that to try again is safe."""
+    """I1: the server cannot be asked: the error says how to find out, and that to try again is safe."""
     replay = wire.replay("after_commit")
     wire.proxy.refuse()
     wire.halt.open()

@@ -1,4 +1,4 @@
-"""Replay where keys are held: the order of a key's records, whoever replays, discards, fails or goes on parking."""
+"""Replay where keys are held: the order of a key's records under replays, discards and failures."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_one_that_is_not_first_is_refused_with_the_one_to_replay_first(depot: He
     assert depot.applied() == [5]
 
 
-def test_one_that_fails_again_keeps_those_behind_it_back(depot: Held) -> None:
+def test_one_that_fails_again_blocks_those_after_it(depot: Held) -> None:
     """I4: and no other key."""
     ids = parked(depot)
     depot.bad = {b"2"}
@@ -102,7 +102,7 @@ def test_one_that_fails_again_keeps_those_behind_it_back(depot: Held) -> None:
     assert depot.of_key(b"k") == [(0, 0), (0, 2), (0, 4)]
 
 
-def test_those_behind_a_discarded_one_can_be_replayed(depot: Held) -> None:
+def test_those_after_a_discarded_one_can_be_replayed(depot: Held) -> None:
     """I4."""
     ids = parked(depot)
     depot.bad.clear()
@@ -131,7 +131,7 @@ def test_a_plan_shows_what_would_be_done_and_does_nothing(depot: Held) -> None:
     assert depot.actions() == []
 
 
-def test_held_letters_keep_their_order_when_keys_are_held_no_more(depot: Held) -> None:
+def test_blocked_records_keep_their_order_when_keys_are_no_longer_kept(depot: Held) -> None:
     """I4: the pipeline was changed; what was held under it before is still in order."""
     ids = parked(depot)
     depot.bad.clear()
@@ -239,7 +239,7 @@ def test_a_worker_that_holds_while_the_last_of_a_key_is_replayed(beside: BesideA
     assert (depot.of_key(b"k"), depot.states()) == ([(0, 0), (0, 1)], {0: "replayed"})
 
 
-# -- whatever happens -------------------------------------------------------------------------------------------
+# -- whatever happens -----------------------------------------------------------------------------------------
 
 
 class Whatever:
@@ -263,7 +263,7 @@ class Whatever:
 
     def replay_one(self) -> None:
         letters = self.depot.open()
-        with suppress(Fenced):  # those that come behind another one
+        with suppress(Fenced):  # those that come after another one
             if letters:
                 self.depot.redrive().replay(self.chance.choice(letters).id)
 
@@ -301,7 +301,7 @@ class Whatever:
 
 @pytest.mark.parametrize("number", range(4))
 def test_keys_stay_in_order_whatever_is_done(depot: Held, number: int) -> None:
-    """I1, I4: any mix of records, failures, replays, discards and mending: each once, each key in the log's order."""
+    """I1, I4: any mix of records, failures, replays and discards: each once, each key in the log's order."""
     happens = Whatever(depot)
     for _ in range(25):
         happens.step()
@@ -310,8 +310,8 @@ def test_keys_stay_in_order_whatever_is_done(depot: Held, number: int) -> None:
     happens.assert_accounted()
 
 
-def test_keys_stay_in_order_whoever_is_at_work(depot: Held) -> None:
-    """I1, I4: three people replay all there is, again and again, while records come, fail and are mended."""
+def test_keys_stay_in_order_with_several_operators(depot: Held) -> None:
+    """I1, I4: three people replay all there is, again and again, while records come, fail and are corrected."""
     happens = Whatever(depot)
     ended = threading.Event()
 

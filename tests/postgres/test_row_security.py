@@ -45,7 +45,7 @@ def owner(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
 
 @pytest.fixture
 def limited(owner: Ground, new_engine: NewEngine) -> Iterator[Ground]:
-    """The same, as a role with rights on the ledger, which is subject to row security."""
+    """The tables as a role with rights on the ledger, which is subject to row security."""
     role, schema = f"{owner.schema}_limited", owner.schema
     owner.sql(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}")
     owner.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")

@@ -122,7 +122,7 @@ def start_handler(group: str, topic: Callable[..., str], run_worker: Callable[..
 
 def test_a_table_of_a_handler_that_is_missing(ground: Ground, start_handler: Callable[..., Run]) -> None:
     written, missing = f"{ground.schema}.Written", f"{ground.schema}.missing"
-    ground.create("v text", "Written")  # a name is taken as it is written, and not folded
+    ground.create("v text", "Written")  # a name is taken as it is written, and not in lower case
     with pytest.raises(
         ConfigError, match=r"writes='.*\.missing': relation .* does not exist; create the table, or cor"
     ):
@@ -131,7 +131,7 @@ def test_a_table_of_a_handler_that_is_missing(ground: Ground, start_handler: Cal
     start_handler(written, missing).placed()
 
 
-def test_a_table_of_a_handler_without_a_schema_is_looked_for_on_the_search_path(
+def test_a_table_of_a_handler_without_a_schema_is_on_the_search_path(
     ground: Ground, start_handler: Callable[..., Run], new_engine: NewEngine
 ) -> None:
     ground.create("v text", "written")

@@ -188,7 +188,7 @@ def test_a_refused_commit_cannot_be_swallowed(work: Work, isolating: bool) -> No
     ],
     ids=["literal commit", "literal commit and begin", "commit among others", "pgconn"],
 )
-def test_a_commit_behind_our_back_stops_the_work(work: Work, commits: Callable[[Connection], None]) -> None:
+def test_a_commit_by_the_handler_stops_the_work(work: Work, commits: Callable[[Connection], None]) -> None:
     """I1: what the handler committed by itself cannot be taken back: stop, say so, and never do it again."""
     calls: list[int] = []
 
@@ -204,7 +204,7 @@ def test_a_commit_behind_our_back_stops_the_work(work: Work, commits: Callable[[
 
 
 def test_a_swallowed_database_error_is_heard(work: Work) -> None:
-    """I1: the transaction is broken; to go on as if nothing had happened would lose the rows."""
+    """I1: the transaction is broken; to continue as if nothing had happened would lose the rows."""
 
     def swallow(tx: Connection) -> None:
         with pytest.raises(DBAPIError):

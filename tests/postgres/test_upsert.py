@@ -1,4 +1,4 @@
-"""``Upsert`` on a real Postgres: the newest row of each key, whatever the road, the batch, and the tombstones."""
+"""``Upsert`` on a real Postgres: the newest row of each key, by every write strategy, with tombstones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import msgspec
 import psycopg
 import pytest
 from hypothesis import given, settings
@@ -29,7 +28,7 @@ from seekpoint.sinks.upsert.strategy import WriteStrategy, Wrote
 from seekpoint.testing import raw, record
 from support.fixtures import NewEngine
 from support.ledger_desk import backend, wait_until_blocked
-from support.sink_tables import TOPIC, VALUES, Ground, of_test, orders, stopped_at
+from support.sink_tables import TOPIC, VALUES, Ground, Order, of_test, orders, stopped_at
 
 MANY = 2 * roads.SMALL
 PLAIN = "id int PRIMARY KEY, v text"
@@ -37,7 +36,7 @@ PLAIN = "id int PRIMARY KEY, v text"
 
 @pytest.fixture(params=list(WriteStrategy))
 def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WriteStrategy:
-    """Every upsert of the test takes this road, however few its rows."""
+    """Every upsert of the test takes this strategy, however few its rows."""
     wanted: WriteStrategy = request.param
     small = 10**9 if wanted is WriteStrategy.UNNEST else 0
     monkeypatch.setattr(roads, "SMALL", small)
@@ -80,7 +79,7 @@ def gone(id: int, offset: int = 0, partition: int = 0) -> AnyRecord:  # noqa: A0
     return record(None, key={"id": id}, offset=offset, partition=partition)
 
 
-# -- what the three roads have in common --------------------------------------------------------------------
+# -- what the three strategies have in common ---------------------------------------------------------------
 
 
 def test_rows_are_inserted_updated_and_deleted_by_key(ground: Ground, road: WriteStrategy) -> None:
@@ -345,7 +344,7 @@ def test_an_order_that_is_text_is_the_servers(ground: Ground, road: WriteStrateg
         assert len({row.v for row in tx.execute(text(f'SELECT v FROM "{ground.schema}".t'))}) == 1
 
 
-def test_offsets_that_fall_are_told_on_every_road(ground: Ground, road: WriteStrategy) -> None:
+def test_offsets_that_fall_are_refused(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, "id int PRIMARY KEY, v text, o bigint", columns=["id", "v"], offset_column="o")
     with pytest.raises(ConfigError, match=r"key 1 comes at offset 3 after offset 5.*give order_by="):
         write(ground, sink, kv(1, "a", 5), kv(2, "b", 1), kv(1, "c", 3))
@@ -354,7 +353,7 @@ def test_offsets_that_fall_are_told_on_every_road(ground: Ground, road: WriteStr
     assert ground.rows("id", "o") == [(1, 6), (2, 1)]
 
 
-# -- the choice of the road ---------------------------------------------------------------------------------
+# -- the choice of the strategy -----------------------------------------------------------------------------
 
 
 def rows(start: int, stop: int, v: str = "v") -> list[AnyRecord]:
@@ -393,7 +392,7 @@ def test_an_event_reports_another_write_strategy(ground: Ground, group: str) -> 
 
 
 def test_an_update_that_repeats_another_unique_value_of_its_own_is_no_fault(ground: Ground) -> None:
-    """Its index is looked at before the key's; only the merge knows that the row is an update."""
+    """Its index is checked before the key's; only the merge knows that the row is an update."""
     sink = upsert(ground, "v text UNIQUE, id int", columns=["id", "v"])
     ground.sql("ALTER TABLE t ADD PRIMARY KEY (id)")
     records = [kv(n, f"v{n}") for n in range(MANY)]
@@ -429,7 +428,7 @@ def test_two_writers_of_the_same_keys_in_any_order_never_deadlock(ground: Ground
         try:
             for n in range(15):
                 write(ground, sink, *chance.sample([kv(key, f"{seed}-{n}") for key in range(MANY)], MANY))
-        except BaseException as error:  # noqa: BLE001 -- told by the test's own thread
+        except BaseException as error:  # noqa: BLE001 -- raised by the test's own thread
             failed.append(error)
 
     writers = [threading.Thread(target=run, args=(sink, seed)) for seed, sink in enumerate(sinks)]
@@ -444,9 +443,9 @@ def test_two_writers_of_the_same_keys_in_any_order_never_deadlock(ground: Ground
 
 
 def test_a_deadlock_between_new_keys_turns_to_the_stage(ground: Ground, new_engine: NewEngine) -> None:
-    """On ``copy`` the order is the records'. The rival is patient, so it is ours that the server ends.
+    """On ``copy`` the order is the records'. The rival's deadlock_timeout is long, so the server ends ours.
 
-    Whoever waits looks for a deadlock once: a third one holds ours up on its way until the rival waits for it.
+    A session that waits checks for a deadlock once: a third one delays ours on its way until the rival waits for it.
     """
     patient = new_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=60s"})
     ours = Ground(new_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=20ms"}), ground.schema)
@@ -550,7 +549,7 @@ def test_several_parts_of_one_transaction_and_parts_that_are_rolled_back(staging
 
 
 def test_behind_a_pooler_nothing_is_left_in_the_session(staging: tuple[Ground, Upsert]) -> None:
-    """What gives it away: the server's process is not the one the client was told of when it connected."""
+    """What gives it away: the server's process is not the one that was announced when the client connected."""
     ground, sink = staging
     assert not write(ground, sink, kv(1, "a")).pooled
     with ground.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as session:
@@ -639,7 +638,7 @@ def test_a_bad_row_stops_its_partition_before_it(ground: Ground, group: str, roa
 
 @pytest.mark.parametrize("bad", [kv(7, "seven"), gone("x")], ids=["row", "tombstone"])  # type: ignore[arg-type]
 @pytest.mark.parametrize("before", [(), (gone(5),), (kv(5, 5), gone(5), kv(6, 6))], ids=len)
-def test_the_place_of_a_refused_row_is_known_behind_tombstones(
+def test_the_line_of_a_refused_row_is_known_after_tombstones(
     ground: Ground, road: WriteStrategy, before: Sequence[AnyRecord], bad: AnyRecord
 ) -> None:
     sink = upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"])
@@ -672,7 +671,7 @@ def test_a_mistake_in_the_program_ends_the_work_and_names_the_remedy(
         write(ground, sink, record(dict.fromkeys(["id", "v", "nope", "g"], 1)))
 
 
-def test_a_trigger_that_changes_the_key_is_told_so(ground: Ground, road: WriteStrategy) -> None:
+def test_a_trigger_that_changes_the_key_is_named(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, "id text PRIMARY KEY, v text", columns=["id", "v"])
     ground.sql(
         "CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.id := lower(NEW.id); "
@@ -685,11 +684,6 @@ def test_a_trigger_that_changes_the_key_is_told_so(ground: Ground, road: WriteSt
 
 
 # -- whole pipelines ----------------------------------------------------------------------------------------
-
-
-class Order(msgspec.Struct):
-    id: int
-    note: str | None = None
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -716,7 +710,7 @@ BAD_VALUES: dict[str, Any] = {"CHECK": -1, "overflow": 2**31, "no number": "seve
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_bad_rows_among_many_are_set_aside_on_whatever_road(ground: Ground, group: str, seed: int) -> None:
+def test_bad_rows_among_many_are_dead_lettered(ground: Ground, group: str, seed: int) -> None:
     """New keys, repeated keys and tombstones, in large transactions: the table is what the good records say."""
     chance = random.Random(seed)
     ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent SELECT generate_series(0, 100)")
@@ -753,7 +747,7 @@ def test_bad_rows_among_many_are_set_aside_on_whatever_road(ground: Ground, grou
 
 
 def test_values_go_the_short_way_where_keys_are_not_decoded(ground: Ground, group: str) -> None:
-    """Then a tombstone without tombstone_key= is told that its key is bytes, and with it deletes."""
+    """Then a tombstone without tombstone_key= is refused as its key is bytes, and with it deletes."""
     records = [*orders(*[b'{"id": %d}' % n for n in range(5)]), raw(None, topic=TOPIC, offset=5, key=b"3")]
     value = Json(Order, tombstones=True)
     sink = upsert(ground, "id int PRIMARY KEY, note text")
@@ -842,7 +836,7 @@ def test_a_key_in_one_partition_ends_as_its_last_record_says(ground: Ground, roa
     same_as_a_dict(ground, upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, last_record)
 
 
-def test_the_same_where_the_server_folds(ground: Ground) -> None:
+def test_a_key_that_the_server_dedupes_ends_as_its_last_record_says(ground: Ground) -> None:
     """Keys come as text for a column of integers."""
 
     def made(_: int, key: int, what: str, v: int, offset: int) -> AnyRecord:
@@ -853,7 +847,7 @@ def test_the_same_where_the_server_folds(ground: Ground) -> None:
 
 
 def test_a_key_in_several_partitions_ends_at_its_highest_order(ground: Ground, road: WriteStrategy) -> None:
-    """Without deletions, which nobody remembers: the highest value of each key, wherever and whenever it came."""
+    """Without deletions, which are not remembered: the highest value of each key, wherever and whenever it came."""
 
     def made(partition: int, key: int, _: str, v: int, offset: int) -> AnyRecord:
         return kv(key, v, offset, partition)

@@ -1,4 +1,4 @@
-"""Whatever road rows take, and whatever ends it: the same becomes of each record."""
+"""By every write strategy, and whatever ends it, the same becomes of each record."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_copy_that_is_given_up_logs_no_warning(ground: Ground, caplog: pytest.
     assert [one.getMessage() for one in caplog.records if one.name.startswith("psycopg")] == []
 
 
-def test_a_value_that_cannot_be_written_behind_an_update(ground: Ground) -> None:
+def test_a_value_that_cannot_be_written_after_an_update(ground: Ground) -> None:
     sink = one_old(ground)
     with pytest.raises(RowRefused) as refused:
         _write(ground, sink, [*new_rows(sink), made(sink, range(2000, 2001), "a\0b")])
@@ -95,7 +95,7 @@ def test_a_value_that_cannot_be_written_behind_an_update(ground: Ground) -> None
     assert refused.value.line == 2001
 
 
-def test_a_codec_that_gets_no_answer_behind_an_update(ground: Ground) -> None:
+def test_a_codec_that_gets_no_answer_after_an_update(ground: Ground) -> None:
     sink = one_old(ground)
 
     def parts() -> Iterator[list[Any]]:
@@ -139,7 +139,7 @@ def test_an_update_that_another_constraint_refuses_first(ground: Ground, group: 
 
 @pytest.mark.parametrize("outstanding", [False, True])  # when the handler returns, a statement's answer is
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_late_error_behind_a_savepoint_by_hand(ground: Ground, group: str, ahead: bool, outstanding: bool) -> None:
+def test_a_deferred_error_after_a_savepoint_by_hand(ground: Ground, group: str, ahead: bool, outstanding: bool) -> None:
     ground.create("id bigint PRIMARY KEY, v text CHECK (v <> 'bad')", "t")
     ground.create("v text UNIQUE", "audit")
     ground.create("n int", "size")

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy import URL, Engine, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
 
 from seekpoint import schema
 from seekpoint.postgres.backoff import Backoff
@@ -77,6 +79,24 @@ def new_engine() -> Iterator[NewEngine]:
             return engine
 
         yield make
+
+
+@pytest.fixture
+def encoding() -> str:
+    """Of a database of the test's own; to be parametrized."""
+    return "UTF8"
+
+
+@pytest.fixture
+def database_url(seekpoint_dsn: str, encoding: str) -> Iterator[str]:
+    """URL (with its password) of an empty database, dropped after the test."""
+    name = f"test_{uuid4().hex}"
+    server = create_engine(seekpoint_dsn, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with server.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"))
+    yield make_url(seekpoint_dsn).set(database=name).render_as_string(hide_password=False)
+    with server.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 @pytest.fixture

@@ -127,6 +127,12 @@ def backend(tx: Connection) -> int:
     return int(tx.execute(text("SELECT pg_backend_pid()")).scalar_one())
 
 
+def waits_for_lock(engine: Engine, name: str) -> bool:
+    """Whether a session whose ``application_name`` is like this waits for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
+    return bool(scalar(engine, query, name=name))
+
+
 def wait_until_blocked(engine: Engine, by: int) -> int:
     """Until somebody waits for a lock of this backend; returns who."""
     query = "SELECT coalesce(min(pid), 0) FROM pg_stat_activity WHERE :by = ANY(pg_blocking_pids(pid))"

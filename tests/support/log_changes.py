@@ -1,4 +1,4 @@
-"""What changes a topic's log: transactions, retention, and its end."""
+"""What changes a topic's log: transactions, retention, and its end; and what is in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from seekpoint.kafka.ranges import topic_ids
@@ -27,6 +27,20 @@ def in_transactions(broker: str, name: str, *batches: tuple[int, bool | None], p
         if outcome is not None:
             (producer.commit_transaction if outcome else producer.abort_transaction)(30)
     return producer
+
+
+def messages(broker: str, topic: str, partition: int = 0) -> list[Message]:
+    """All records of a partition that are in its log now, read without a group."""
+    config = {"bootstrap.servers": broker, "group.id": "none", "enable.partition.eof": True, "log_level": 0}
+    consumer, found = Consumer(config), list[Message]()
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        while (message := consumer.poll(30)) is not None and message.error() is None:
+            found.append(message)
+        assert message is not None, f"no end of {topic} within 30 s"
+        return found
+    finally:
+        consumer.close()
 
 
 def trim(admin: AdminClient, name: str, to: int) -> None:

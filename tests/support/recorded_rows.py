@@ -7,14 +7,14 @@ of writing. ``Stream`` produces steadily on a thread of its own and remembers wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from confluent_kafka import KafkaError, Message, Producer
 from sqlalchemy import BigInteger, Column, Connection, Engine, Identity, Integer, MetaData, Table, Text, insert, select
 from sqlalchemy.schema import CreateTable
 
-from seekpoint import Append, Batch, Pipeline, codecs
+from seekpoint import Append, Batch, Pipeline, Poison, codecs
 from support.background import Background
 
 Stored = Iterable[tuple[int, int]]
@@ -56,6 +56,16 @@ class Book:
         rows = [{"topic": r.topic, "partition": r.partition, "offset": r.offset, "value": r.value} for r in batch]
         if rows:
             tx.execute(insert(self.table), rows)
+
+    def refusing(self, is_bad: Callable[[Any], bool]) -> Callable[[Connection, Batch[str, Any]], None]:
+        """A handler that names the records that are bad as poison, and else writes the book."""
+
+        def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+            if bad := [record for record in batch if is_bad(record)]:
+                raise Poison("broken", *bad)
+            self.enter(tx, batch)
+
+        return handle
 
     def pipeline(self, group: str, topics: str | Iterable[str], **options: Any) -> Pipeline:
         """A pipeline that writes this book: by COPY, unless ``handle`` is given."""

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from psycopg.types.json import Jsonb
 from sqlalchemy import ColumnElement, Engine, column, select, table, text
 
@@ -74,6 +75,13 @@ VALUES: list[tuple[str, Any, Any]] = [
     ('"char"', "x", None),
 ]  # fmt: skip
 _TYPES = "CREATE TYPE mood AS ENUM ('good', 'so-so'); CREATE DOMAIN short AS varchar(3) CHECK (VALUE <> 'no')"
+
+
+class Order(msgspec.Struct):
+    """A record's value, or a row."""
+
+    id: int
+    note: str | None = None
 
 
 class Ground:

@@ -1,4 +1,4 @@
-"""The search for records that fail: what is applied, what is judged, and how many calls that takes."""
+"""The search for records that fail: what is applied, what fails, and how many calls that takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from seekpoint.worker.open_batch import Buffer, OpenBatch
 
 
 class Tx:
-    """A transaction that is nothing but a list, with savepoints."""
+    """A transaction that is a list, with savepoints."""
 
     def __init__(self) -> None:
         self.rows: list[str] = []
@@ -158,7 +158,7 @@ def test_after_a_clean_batch_the_next_one_is_tried_whole_again() -> None:
     assert not strides.expects_failures
 
 
-def test_an_exception_ends_its_partition_and_the_others_go_on() -> None:
+def test_an_exception_ends_its_partition_alone() -> None:
     records = records_of(30, 3)
     handler = Handler({"t/1/4": ConnectionError("no answer")})
     tx, batch, _ = isolated(handler, records)
@@ -170,7 +170,7 @@ def test_an_exception_ends_its_partition_and_the_others_go_on() -> None:
 
 
 def test_an_error_that_no_record_alone_makes_is_no_records_fault() -> None:
-    """A handler that cannot take more than three at once is served by parts, and nobody is blamed."""
+    """A handler that cannot take more than three at once is called with parts, and no record is blamed."""
     records = records_of(20)
 
     def handle(tx: Any, batch: Batch[Any, Any]) -> None:
@@ -201,7 +201,7 @@ def test_the_errors_that_are_not_to_be_tried_again_are_poison_at_once() -> None:
     ]
 
 
-def test_several_that_are_named_at_once_are_judged_at_once() -> None:
+def test_several_that_are_named_at_once_need_no_search() -> None:
     records = records_of(100)
     calls = 0
 
@@ -218,7 +218,7 @@ def test_several_that_are_named_at_once_are_judged_at_once() -> None:
     assert len(tx.rows) == 90
 
 
-def test_a_part_that_fails_only_as_a_whole_is_applied_behind_one_with_a_bad_record() -> None:
+def test_a_part_that_fails_only_as_a_whole_is_applied_after_one_with_a_bad_record() -> None:
     """What was learned of the part before says nothing about this one."""
     records = records_of(40)
 
@@ -267,7 +267,7 @@ def test_parts_are_halved_once_for_what_takes_too_long_and_grow_again() -> None:
     assert not strides.expects_failures
 
 
-def test_where_statements_go_on_taking_too_long_few_parts_are_tried_in_vain() -> None:
+def test_where_statements_still_take_too_long_few_parts_fail() -> None:
     strides, failed, written = Strides(), 0, 0
 
     def handle(tx: Any, batch: Batch[Any, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Where partitions stand while Kafka takes them away in the middle of something else."""
+"""The states of partitions that are revoked in the middle of something else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ P, Q = Partition("t", 0), Partition("t", 1)
 
 
 class Told:
-    """Stands where the client stands, and keeps what it was told to read."""
+    """In the place of the client; keeps what it was given to read."""
 
     def __init__(self) -> None:
         self.reads: set[Partition] = set()
@@ -82,7 +82,7 @@ def test_what_is_taken_away_while_it_waits_is_given_back_too(places: AssignedPar
     assert places.forget_revoked() == [mine]
 
 
-def test_what_is_assigned_anew_before_the_loop_has_looked_stays_ours(places: AssignedPartitions) -> None:
+def test_what_is_assigned_again_before_the_loop_has_checked_stays_ours(places: AssignedPartitions) -> None:
     mine = places.active[P].claim
     places.on_revoked([P], False)
     places.on_assigned([P])
@@ -90,7 +90,7 @@ def test_what_is_assigned_anew_before_the_loop_has_looked_stays_ours(places: Ass
     assert P in places.claiming
 
 
-def test_what_kafka_took_away_is_not_read_again_when_others_are_placed(places: AssignedPartitions, told: Told) -> None:
+def test_what_was_revoked_is_not_read_again_when_others_are_activated(places: AssignedPartitions, told: Told) -> None:
     places.on_revoked([P], False)
     places.activate({Q: claim(Q, 9)})
     assert told.reads == {Q}
@@ -103,7 +103,7 @@ def test_everything_claimed_is_given_back_in_the_end(places: AssignedPartitions)
     assert set(places.claims()) == mine
 
 
-def test_a_parked_partition_keeps_its_claim_while_it_is_looked_at_again(places: AssignedPartitions) -> None:
+def test_a_stopped_partition_keeps_its_claim_while_it_is_checked_again(places: AssignedPartitions) -> None:
     mine = places.active[P].claim
     places.stop(P, OffsetLost(P, 5, "gone"))
     at = places.stopped.pop(P)
@@ -133,7 +133,7 @@ def test_what_waits_ends_with_its_placement(places: AssignedPartitions, how: str
     assert places.active.get(P) is not before
 
 
-def test_what_waits_takes_turns(places: AssignedPartitions) -> None:
+def test_backlogs_come_one_after_the_other(places: AssignedPartitions) -> None:
     for partition in (P, Q):
         places.set_backlog(partition, Backlog(delay=1.0))
     places.rotate(P)
@@ -150,7 +150,7 @@ OLD, NEW, TOKEN, MOVED = (uuid4() for _ in range(4))
     ("kind", "token", "stored", "now", "over"),
     [
         (OffsetLost, TOKEN, OLD, OLD, False),
-        (OffsetLost, MOVED, OLD, OLD, True),  # somebody decided
+        (OffsetLost, MOVED, OLD, OLD, True),  # an operator decided
         (OffsetLost, TOKEN, OLD, None, False),  # deleted: nothing to claim
         (OffsetLost, TOKEN, OLD, NEW, True),  # another topic: the claim says so
         (TopicRecreated, TOKEN, OLD, NEW, False),  # that was said already
@@ -168,7 +168,7 @@ def test_a_stop_ends_by_a_decision_or_another_topic(kind: Any, token: Any, store
     assert StoppedPartition(stop).is_over(token, stored, now) is over
 
 
-def test_what_was_taken_and_assigned_anew_cannot_be_parked_by_its_old_batch(places: AssignedPartitions) -> None:
+def test_what_was_revoked_and_assigned_again_cannot_be_stopped_by_its_old_batch(places: AssignedPartitions) -> None:
     """I2: one call of the client may bring both callbacks; the old batch then ends at a poison record. P stays ours."""
     mine = places.active[P].claim
     places.on_revoked([P], False)
@@ -182,5 +182,5 @@ def test_what_was_taken_and_assigned_anew_cannot_be_parked_by_its_old_batch(plac
 def test_the_ledgers_epoch_is_that_of_the_cursor_only_where_nothing_was_read_since() -> None:
     placed = ActivePartition(Claim(P, uuid4(), 1, 5, 3, uuid4()), 5)
     assert placed.last_epoch == 3
-    placed.cursor = 7  # told with an epoch that is too old, the broker reports a truncation that never was
+    placed.cursor = 7  # asked with an epoch that is too old, the broker reports a truncation that never was
     assert placed.last_epoch is None

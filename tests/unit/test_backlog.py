@@ -66,7 +66,7 @@ def test_a_timestamp_in_the_future_waits_no_longer_than_the_delay_from_when_it_w
     assert offsets(backlog.give(9, later(10.1))) == [0]
 
 
-def test_what_is_due_when_goes_on_record_for_timestamps_in_the_future_alone() -> None:
+def test_the_due_time_is_recorded_for_timestamps_in_the_future_alone() -> None:
     assert filled(record(0, age=0), delay=10).due_by(START) is None
     backlog = filled(record(0, age=-1e9), record(3, age=-1e9), delay=10)
     backlog.add(record(5, age=-1e9), 4, later(5))
@@ -76,7 +76,7 @@ def test_what_is_due_when_goes_on_record_for_timestamps_in_the_future_alone() ->
     assert filled(record(0, age=-1e9), delay=10).due_by(later(9.5)) is None, "it is all but due"
 
 
-def test_a_restart_does_not_begin_the_wait_anew() -> None:
+def test_a_restart_does_not_begin_the_wait_again() -> None:
     backlog = Backlog(delay=10)
     backlog.remember(Attempt(3, 1, "early", 2.0, None, DELAYED), START)
     for offset in (0, 3, 4):
@@ -86,10 +86,10 @@ def test_a_restart_does_not_begin_the_wait_anew() -> None:
     assert backlog.due_by(later(2.1)) == DueBy(4, START.steady + 10)
 
 
-# -- a record that failed ----------------------------------------------------------------------------------
+# -- a record that failed ---------------------------------------------------------------------------------
 
 
-def test_what_failed_is_the_next_again_behind_its_wait_and_alone() -> None:
+def test_what_failed_is_the_next_again_after_its_wait_and_alone() -> None:
     backlog = filled(record(5), record(6))
     first, second = backlog.give(2, START)
     backlog.add(record(7), 7, START)
@@ -137,7 +137,7 @@ def test_a_stopped_record_without_a_next_time_is_tried_at_once() -> None:
     assert backlog.give_single(START) is not None
 
 
-# -- clocks that are set --------------------------------------------------------------------------------------
+# -- clocks that are set ----------------------------------------------------------------------------------
 
 
 def set_by(seconds: float, at: Moment) -> Moment:
@@ -157,7 +157,7 @@ def test_a_wall_clock_that_is_set_changes_no_wait_that_has_begun(hours: int) -> 
 
 
 def test_what_is_read_after_the_clock_was_set_back_waits_the_delay_at_most() -> None:
-    """Its timestamp is from before, and lies in the future: it is counted from now, and that goes on record."""
+    """Its timestamp is from before, and lies in the future: it is counted from now, and that is recorded."""
     now = set_by(-3600, later(30))
     backlog = filled(record(0, age=-20), delay=60, at=now)
     assert backlog.wait(now) == pytest.approx(60)
@@ -166,7 +166,7 @@ def test_what_is_read_after_the_clock_was_set_back_waits_the_delay_at_most() -> 
     assert filled(fresh, delay=60, at=now).wait(now) == pytest.approx(60)
 
 
-def test_a_horizon_on_record_waits_the_delay_at_most() -> None:
+def test_a_recorded_due_time_waits_the_delay_at_most() -> None:
     """The database's clock was set back since it was noted."""
     backlog = Backlog(delay=60)
     backlog.remember(Attempt(0, 1, "early", 3650.0, None, DELAYED), START)
@@ -174,7 +174,7 @@ def test_a_horizon_on_record_waits_the_delay_at_most() -> None:
     assert backlog.wait(START) == pytest.approx(60)
 
 
-# -- suspicion ----------------------------------------------------------------------------------------------
+# -- suspicion --------------------------------------------------------------------------------------------
 
 
 def test_a_short_suspect_range_goes_one_by_one_to_its_end() -> None:
@@ -264,7 +264,7 @@ def test_bytes_are_counted() -> None:
     assert backlog.bytes == 15
 
 
-# -- any interleaving ----------------------------------------------------------------------------------------
+# -- any interleaving -------------------------------------------------------------------------------------
 
 
 class Interleavings(RuleBasedStateMachine):

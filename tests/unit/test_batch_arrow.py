@@ -138,7 +138,7 @@ def test_messages_have_the_fields_that_their_values_have() -> None:
     ]  # fmt: skip
 
 
-def test_where_the_records_come_from_is_told_in_columns_that_are_named() -> None:
+def test_provenance_is_in_the_columns_that_are_named() -> None:
     made = batch(
         record({"id": 1}, topic="a", partition=1, offset=7, key=b"k", timestamp=AT.replace(microsecond=678000)),
         record({"id": 2}, topic="b", partition=0, offset=2**40, key=None, timestamp=None),

@@ -1,4 +1,4 @@
-"""What the benchmarks tell of their rows: medians, ratios within a round, goals. On rows that nobody measured."""
+"""What the benchmarks report of their rows: medians, ratios within a round, goals. On rows that were not measured."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_figure_of_its_own_may_have_a_most_and_be_measured_once() -> None:
     assert (judged["figure"], judged["met"], judged["bar"]) == (3.1, False, "<= 3")
 
 
-def test_every_goal_is_told_in_every_report() -> None:
+def test_every_goal_is_in_every_report() -> None:
     judged = goals.judge([])
     assert [goal["goal"] for goal in judged] == [goal.goal for goal in GOALS]
     assert all(goal["met"] is None for goal in judged)

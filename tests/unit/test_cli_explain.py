@@ -130,23 +130,25 @@ def test_what_fails_while_ctrl_c_is_under_way_is_an_abort(capsys: pytest.Capture
     assert capsys.readouterr().err == "aborted: the run is left open\n"
 
 
-def test_ctrl_c_in_an_import_is_an_abort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    class Interrupted(ModuleType):
-        def __getattr__(self, _name: str) -> NoReturn:
-            raise KeyboardInterrupt
+class Interrupted(ModuleType):
+    """A module whose import Ctrl-C ends, and a function that it ends."""
 
-    monkeypatch.setitem(sys.modules, "seekpoint.cli.app", Interrupted("seekpoint.cli.app"))
-    with pytest.raises(SystemExit) as exited:
-        main()
-    assert exited.value.code == explain.ABORTED
-    assert capsys.readouterr().err == "aborted\n"
-
-
-def test_ctrl_c_while_building_is_an_abort(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(_app: object) -> NoReturn:
+    def __getattr__(self, _name: str) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("typer.main.get_command", interrupted)
+    def __call__(self, _app: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("during", ["the import", "the building of commands"])
+def test_ctrl_c_at_the_start_is_an_abort(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], during: str
+) -> None:
+    interrupted = Interrupted("seekpoint.cli.app")
+    if during == "the import":
+        monkeypatch.setitem(sys.modules, "seekpoint.cli.app", interrupted)
+    else:
+        monkeypatch.setattr("typer.main.get_command", interrupted)
     with pytest.raises(SystemExit) as exited:
         main()
     assert exited.value.code == explain.ABORTED

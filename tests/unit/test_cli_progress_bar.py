@@ -12,7 +12,7 @@ from seekpoint.cli.progress_bar import Shown, lasting, told
 
 
 class Clock:
-    """Time that goes by when it is told to."""
+    """Time that passes when the test says so."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -16,11 +16,7 @@ from seekpoint.codecs import Codec, key_decoder, value_decoder
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import RawRecord
 from seekpoint.testing import raw
-
-
-class Order(msgspec.Struct):
-    id: int
-    note: str | None = None
+from support.sink_tables import Order
 
 
 @dataclass

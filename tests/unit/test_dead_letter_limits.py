@@ -19,7 +19,7 @@ from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch
 
 
 class Source:
-    """Batches of one or several partitions: a letter for each record, x where it failed, h where it is held."""
+    """Batches of one or several partitions: a character for each record, x where it failed, h where it is blocked."""
 
     def __init__(self) -> None:
         self.at: dict[int, int] = {}
@@ -81,12 +81,12 @@ def test_batches_in_between_that_pass_nothing_do_not_end_the_row() -> None:
         quarantine.check(*source.batch(p0="x"))
 
 
-def test_held_records_have_no_share() -> None:
+def test_blocked_records_have_no_share() -> None:
     quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=None, ratio=0.5, window=10)), Source()
     passes(quarantine, *source.batch(p0="....." + "x" * 5 + "h" * 20))
 
 
-def test_what_was_only_weighed_is_not_counted() -> None:
+def test_what_was_only_checked_is_not_counted() -> None:
     quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=2, ratio=None)), Source()
     batch = source.batch(p0="xx")
     for _ in range(3):  # attempts of one batch that were rolled back
@@ -96,7 +96,7 @@ def test_what_was_only_weighed_is_not_counted() -> None:
         quarantine.check(*source.batch(p0="x"))
 
 
-def test_the_share_is_judged_over_a_full_window() -> None:
+def test_the_share_is_checked_over_a_full_window() -> None:
     quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=None, ratio=0.5, window=10)), Source()
     passes(quarantine, *source.batch(p0="xxxx"))  # four of four: too few to tell
     passes(quarantine, *source.batch(p0="....x"))

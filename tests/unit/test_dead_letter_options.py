@@ -23,7 +23,7 @@ def test_a_time_before_the_calendar_begins_is_refused() -> None:
         ["list", "g", "--topic", "t", "--partition", str(2**31)],
     ],
 )
-def test_numbers_that_no_letter_has_are_wrong_usage(words: list[str]) -> None:
+def test_numbers_that_no_dead_letter_has_are_wrong_usage(words: list[str]) -> None:
     """Before any database is asked."""
     done = CliRunner().invoke(app, [*words, "--database-url", "postgresql://localhost:1/none"])
     assert done.exit_code == 2

@@ -1,4 +1,4 @@
-"""The reload demo's verdict: what it counts, and that it fails where it must."""
+"""The reload demo's result: what it counts, and that it fails where it must."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.worker.import_by_name import load
 
 FLIGHTS = list(read_flights(5))
-#: What whoever reads the report looks for, in each reload and in the whole.
+#: What a reader of the report looks for, in each reload and in the whole.
 NAMED = [
     *("strategy", "rows", "torn_reads", "polls", "differences", "lock_seconds", "worker_pause_seconds"),
     "staging_rows_per_second",
@@ -143,7 +143,7 @@ GOOD = {"rows": 10, "sum": 45, "of_version": 10, "version": 2, "due": 10, "sum_d
         ({"rows": 8, "sum": 28, "of_version": 8, "due": 8, "sum_due": 28}, "8 rows, and there were 9"),
     ],
 )
-def test_a_torn_read_is_told(changed: dict[str, int], said: str | None) -> None:
+def test_a_torn_read_is_reported(changed: dict[str, int], said: str | None) -> None:
     found: Any = SimpleNamespace(**(GOOD | changed))
     assert complaint(found, 9) == said
 
@@ -166,7 +166,7 @@ def test_the_table_is_computed_from_what_was_sent_before_the_offsets() -> None:
     assert [next(expected(log, {0: 2}, version)).cents for version in (3, 4)] == [km + 1100 for km in kilometers]
 
 
-def test_the_years_go_on() -> None:
+def test_the_years_continue() -> None:
     found = list(islice(later(FLIGHTS), 12))
     assert [flight.id for flight in found] == list(range(1, 13))
     assert [flight.year for flight in found] == [2013] * 5 + [2014] * 5 + [2015] * 2
@@ -174,7 +174,7 @@ def test_the_years_go_on() -> None:
 
 
 def test_the_log_waits_for_what_workers_already_have() -> None:
-    """A worker may commit a record before its producer has the report: the judge must not look it up too soon."""
+    """A worker may commit a record before its producer has the report: it must not be looked up too soon."""
     load = Load("127.0.0.1:1", FLIGHTS)
     with ThreadPoolExecutor(1) as asked:
         for offset, flight in enumerate(FLIGHTS[:2]):

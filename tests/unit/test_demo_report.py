@@ -1,4 +1,4 @@
-"""The demo's verdict: what it counts, and that it fails where it must."""
+"""The demo's result: what it counts, and that it fails where it must."""
 
 from __future__ import annotations
 

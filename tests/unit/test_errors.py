@@ -69,7 +69,7 @@ def test_poison_names_its_records_and_is_no_error_of_ours() -> None:
 # -- passwords ----------------------------------------------------------------------------------------------
 
 CANARY = "c4n4ry-Sup3rSecret"
-PORT = 1  # nobody listens; the same for all of pytest-xdist's workers, which compare the tests' names
+PORT = 1  # no server listens; the same for all of pytest-xdist's workers, which compare the tests' names
 URLS = [
     f"postgresql+psycopg://ann:{CANARY}@127.0.0.1:{PORT}/shop",
     f"postgresql://ann:{CANARY}@127.0.0.1:{PORT}/shop",

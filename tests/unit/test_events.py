@@ -142,7 +142,7 @@ def test_no_field_of_an_event_is_a_log_records_own() -> None:
     assert not {field.name for kind in EVENTS for field in dataclasses.fields(kind)} & own
 
 
-def test_what_nobody_listens_to_is_not_formatted(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_without_a_log_handler_is_not_formatted(caplog: pytest.LogCaptureFixture) -> None:
     class UnshowableError(Exception):
         def __repr__(self) -> str:
             raise AssertionError("formatted for nothing")
@@ -162,7 +162,7 @@ def test_a_worker_that_a_signal_aborts_is_no_error(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_a_second_pipeline_of_a_group_is_told_that_it_waits_and_how_to_replace_the_first() -> None:
+def test_a_second_pipeline_of_a_group_reports_how_to_replace_the_first() -> None:
     error = DeclarationDiffers("billing", 1, "orders", stored=["s.a"], declared=["s.b"])
     said = str(events.DeclarationRefused(topic="orders", stored=("s.a",), declared=("s.b",), reason=str(error)))
     assert said.startswith(

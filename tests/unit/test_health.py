@@ -1,4 +1,4 @@
-"""The health board: each event folded into what a probe may ask."""
+"""The health board: each event becomes what a probe may ask."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_what_is_gone_is_no_longer_ours_to_tell(left: Event) -> None:
     assert at_the_end == {A: STOP_A, B: STOP_B}, "leaving mends nothing"
 
 
-def test_the_lag_of_a_stopped_partition_is_known_and_makes_nobody_stale() -> None:
+def test_the_lag_of_a_stopped_partition_is_known_and_not_stale() -> None:
     lag = events.LagSampled(lag={A: 5}, unknown=frozenset({B}), at=LONG_AGO)
     health = after(started(), placed(A, 5), placed(B, 7), events.PartitionStopped(partition=A, error=STOP_A), lag)
     assert (health.lag, health.lag_unknown, health.stale) == ({A: 5}, frozenset({B}), False)
@@ -130,7 +130,7 @@ def test_the_lag_of_a_stopped_partition_is_known_and_makes_nobody_stale() -> Non
     assert gone.lag_unknown == frozenset()
 
 
-def test_a_parked_partition_is_told_until_it_is_placed_again() -> None:
+def test_a_stopped_partition_is_shown_until_it_is_active_again() -> None:
     seen: list[Event] = [started(), placed(A, 5), placed(B, 1), events.PartitionStopped(partition=A, error=STOP_A)]
     assert after(*seen).stopped == {A: STOP_A}
     assert after(*seen).ready, "the others go on"
@@ -214,7 +214,7 @@ def test_every_other_event_leaves_it_as_it_is() -> None:
     assert after(started(), placed(A, 5), *quiet) == before
 
 
-def test_a_snapshot_does_not_change_behind_its_readers_back() -> None:
+def test_a_snapshot_does_not_change() -> None:
     board = HealthBoard()
     board(placed(A, 5))
     first = board.read()
@@ -284,7 +284,7 @@ def test_who_waits_as_declared_is_not_stale() -> None:
     assert after(started(), retry(B, 5), lag).delayed == {A}, "one reason is enough"
 
 
-def test_who_stands_by_is_live_and_not_ready_and_never_stale() -> None:
+def test_a_standby_is_live_and_not_ready_and_never_stale() -> None:
     board = HealthBoard()
     run = UUID(int=7)
     board(events.OnStandby(run=run, state="staging", reason="a reload", at=monotonic() - 3600))

@@ -79,7 +79,7 @@ def test_who_waits_for_a_record_is_back_when_a_rebalance_has_something_to_do() -
     assert consumer.polls == 2, "the other 600 s are not waited for"
 
 
-def test_what_stays_is_read_on_at_once_behind_a_rebalance_by_differences() -> None:
+def test_what_stays_is_read_at_once_after_a_cooperative_rebalance() -> None:
     client, consumer = stirred(COOPERATIVE)
     client.pause([Partition("t", 1)])
     client.continue_reading({Partition("t", 0): (7, 3), Partition("t", 1): (8, None), Partition("t", 2): (9, None)})
@@ -87,7 +87,7 @@ def test_what_stays_is_read_on_at_once_behind_a_rebalance_by_differences() -> No
     assert not client.rebalanced
 
 
-def test_behind_a_whole_assignment_nothing_has_to_be_sought() -> None:
+def test_after_a_whole_assignment_nothing_has_to_be_sought() -> None:
     client, consumer = stirred({})
     client.continue_reading({Partition("t", 0): (7, None)})
     assert consumer.sought == []
@@ -95,7 +95,7 @@ def test_behind_a_whole_assignment_nothing_has_to_be_sought() -> None:
 
 
 def test_a_client_that_is_closed_while_python_ends_does_not_keep_it() -> None:
-    """As that of a reader which nobody had closed: no thread can be started then."""
+    """As that of a reader which was not closed: no thread can be started then."""
     script = """
         from types import SimpleNamespace
         from seekpoint.kafka.client import Client
@@ -121,7 +121,7 @@ def test_a_client_that_is_closed_while_python_ends_does_not_keep_it() -> None:
 BROKERS = {"bootstrap.servers": "127.0.0.1:1"}
 
 
-def test_the_brokers_are_told_which_group_a_client_is_of() -> None:
+def test_the_client_id_names_the_group() -> None:
     assert consumer_config(BROKERS, group="billing")["client.id"] == "seekpoint-billing"
     assert admin_config(consumer_config(BROKERS, group="billing"))["client.id"] == "seekpoint-billing"
     assert consumer_config({**BROKERS, "client.id": "mine"}, group="billing")["client.id"] == "mine"

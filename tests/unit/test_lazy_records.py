@@ -1,4 +1,4 @@
-"""Records that are made when somebody looks at one are the records that would have been made at once."""
+"""Records that are decoded when they are read are those that would have been decoded at once."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_each_one_that_cannot_be_read_is_found_before_any_is_applied(bad: list[b
         assert (error.record, str(error)) == (record, str(readable(Odd(record.offset, bad=True))[1]))
 
 
-def test_nothing_is_made_before_somebody_looks_and_nothing_twice() -> None:
+def test_nothing_is_decoded_before_it_is_read_and_nothing_twice() -> None:
     calls = []
 
     def make() -> list[RawRecord]:
@@ -117,7 +117,7 @@ CODECS = [Json(), Json(int), Json(tombstones=True), Text(), Bytes(), Bytes(tombs
 @pytest.mark.parametrize("codec", CODECS, ids=map(repr, range(len(CODECS))))
 @given(st.lists(st.none() | st.sampled_from([b"", b"1", b"1,2", b"[1]", b"1] [2", b"\xff", b'"a"']), max_size=4))
 def test_many_values_are_decoded_as_each_one_is(codec: Any, values: list[bytes | None]) -> None:
-    """Two values are never taken for one, nor one for two: b"1,2" is no JSON, whatever stands around it."""
+    """Two values are never taken for one, nor one for two: b"1,2" is no JSON, whatever is around it."""
     records = [RawRecord("t", 0, n, None, None, value) for n, value in enumerate(values)]
     pipeline = Pipeline("g", topics="t", value=codec, sinks=[Append("t", columns=["v"])])
 

@@ -165,7 +165,7 @@ def test_the_earliest_cut_of_a_partition_counts() -> None:
 
 
 def test_a_cut_in_front_of_the_first_record_moves_nothing() -> None:
-    """Even where the first record lies behind the position: what was compacted away is passed with the record."""
+    """Even where the first record is past the position: what was compacted away is passed with the record."""
     batch, _ = opened(Chunk([raw(b"", topic="a", offset=8)], {A: read_of(A, 5, 9)}))
     batch.outcome.stop_at(stop(A, 8))
     assert moves(batch.buffer, batch.outcome) == []
@@ -173,7 +173,7 @@ def test_a_cut_in_front_of_the_first_record_moves_nothing() -> None:
     assert batch.buffer.starts == {A: 5}
 
 
-def test_a_cut_behind_a_gap_moves_up_to_the_bad_record() -> None:
+def test_a_stop_after_a_gap_moves_up_to_the_bad_record() -> None:
     records = [raw(b"", topic="a", offset=n, leader_epoch=3) for n in (5, 9)]
     batch, _ = opened(Chunk(records, {A: read_of(A, 5, 10)}))
     batch.outcome.stop_at(stop(A, 9))
@@ -181,7 +181,7 @@ def test_a_cut_behind_a_gap_moves_up_to_the_bad_record() -> None:
     assert moves(batch.buffer, batch.outcome)[0].leader_epoch == 3
 
 
-# -- setting aside ------------------------------------------------------------------------------------------
+# -- dead letters -------------------------------------------------------------------------------------------
 
 
 def keyed(*keys: bytes) -> OpenBatch:
@@ -200,8 +200,8 @@ def told(batch: OpenBatch) -> list[tuple[int, State]]:
     return [(aside.record.offset, aside.state) for aside in batch.outcome.dead_letters]
 
 
-def test_what_was_set_aside_behind_a_cut_is_not_parked() -> None:
-    """It is not passed: it comes again, and whoever replays it meanwhile would have it applied twice."""
+def test_what_failed_after_a_stop_is_no_dead_letter() -> None:
+    """It is not passed: it comes again, and a replay meanwhile would apply it twice."""
     batch = keyed(*[b"k"] * 6)
     set_aside(batch, 1)
     set_aside(batch, 4)
@@ -214,11 +214,11 @@ def test_each_attempt_holds_back_what_it_finds_dead_and_nothing_else() -> None:
     batch = keyed(b"k", b"other", b"k")
     batch.outcome.block_keys({(A, b"other"): -1, (A, b"k"): -1})
     assert told(batch) == [(n, State.BLOCKED) for n in range(3)]
-    batch.outcome.block_keys({(A, b"other"): -1})  # k's letter was replayed between the two attempts
+    batch.outcome.block_keys({(A, b"other"): -1})  # k's dead letter was replayed between the two attempts
     assert told(batch) == [(1, State.BLOCKED)]
 
 
-def test_a_key_is_held_behind_the_first_of_the_records_that_failed() -> None:
+def test_a_key_is_blocked_by_the_first_of_the_records_that_failed() -> None:
     """A handler that names several names them in whatever order it likes."""
     parked, held = State.DEAD_LETTERED, State.BLOCKED
     for named in ([1, 3], [3, 1]):
@@ -280,7 +280,7 @@ def test_when_everything_is_dropped_nothing_is_left() -> None:
 # -- the chain ----------------------------------------------------------------------------------------------
 
 
-def test_a_missing_chunk_is_refused_and_what_lies_behind_it_is_not_applied() -> None:
+def test_a_missing_chunk_is_refused_and_what_comes_after_it_is_not_applied() -> None:
     batch, _ = opened(chunk((A, 0, 2)), chunk((A, 3, 5)))
     with pytest.raises(Fenced, match="a chunk of a/0 is missing between 2 and 3"):
         list(batch.chunks())

@@ -40,7 +40,7 @@ def test_pieces_are_all_the_bytes_and_messages_are_whole(sent: list[tuple[str, b
     assert [piece.raw for piece in pieces if piece.kind] == wanted
 
 
-def test_a_long_message_nobody_reads_is_passed_on_as_it_comes() -> None:
+def test_a_long_message_that_is_not_wanted_is_passed_on_as_it_comes() -> None:
     framer = Framer(pgwire.FRONTEND)
     copy_data = message("d", b"x" * 100_000)
 

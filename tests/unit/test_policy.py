@@ -145,7 +145,7 @@ TRANSIENT, DATA, PROGRAM = Fault.TRANSIENT, Fault.DATA, Fault.PROGRAM
         ("44000", DATA),  # WITH CHECK OPTION
         ("54000", DATA),  # too long for its index
         ("54001", DATA),  # JSON too deep for the stack
-        ("25P02", PROGRAM),  # the transaction is aborted: somebody swallowed an error
+        ("25P02", PROGRAM),  # the transaction is aborted: an error was swallowed
         ("28P01", PROGRAM),  # wrong password
         ("3D000", PROGRAM),  # no such database
         ("42501", PROGRAM),  # no right
@@ -174,7 +174,7 @@ ERRORS: dict[str, type[psycopg.Error]] = {
 
 
 @given(st.sampled_from(sorted(ERRORS)))
-def test_every_error_of_the_driver_is_told_the_same_bare_or_wrapped(code: str) -> None:
+def test_every_error_of_the_driver_is_classified_bare_or_wrapped(code: str) -> None:
     assert len(ERRORS) > 200
     bare = ERRORS[code]("said")
     wrapped = DBAPIError("statement", {}, bare)

@@ -17,7 +17,7 @@ from support.mock_cluster import MockCluster
 FIND_COORDINATOR, GROUP_AUTHORIZATION_FAILED = 10, 30
 
 
-def test_a_missing_right_is_told_as_such() -> None:
+def test_a_missing_right_is_reported_as_such() -> None:
     """It comes as a message without topic and offset: nothing may be asked of that before its error."""
     at = Partition("orders", 0)
     with MockCluster() as cluster:

@@ -296,7 +296,7 @@ def codecs(**options: Any) -> list[Any]:
     return [Avro(registry="mock://", **options), Protobuf(SHOP["Order"], registry="mock://", **options)]
 
 
-def test_a_null_value_is_poison_unless_declared_and_asks_nobody() -> None:
+def test_a_null_value_is_poison_unless_declared_and_asks_no_registry() -> None:
     for codec in codecs():
         with pytest.raises(Poison, match="does not declare tombstones=True"):
             codec.decode(raw(None))
@@ -305,7 +305,7 @@ def test_a_null_value_is_poison_unless_declared_and_asks_nobody() -> None:
         assert codec._made is None
 
 
-# -- the record's fault ---------------------------------------------------------------------------------------
+# -- the record's fault -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_payload_that_ends_early_or_never_is_the_records_fault(client: SchemaR
     assert not isinstance(caught.value, CodecUnavailable | ConfigError)
 
 
-# -- nobody's fault -------------------------------------------------------------------------------------------
+# -- no record's fault --------------------------------------------------------------------------------------
 
 FRAMED = b"\x00\x00\x00\x00\x01\x0a\x0a"
 
@@ -358,7 +358,7 @@ FRAMED = b"\x00\x00\x00\x00\x01\x0a\x0a"
         (302, b""),
     ],
 )
-def test_an_answer_that_tells_of_no_schema_blames_no_record(registry: SchemaRegistry, status: int, body: bytes) -> None:
+def test_an_answer_without_a_schema_blames_no_record(registry: SchemaRegistry, status: int, body: bytes) -> None:
     avro(SchemaRegistryClient({"url": registry.url}), SMALL, {"id": 5})
     registry.answer = status, body
     codec = Avro(registry=quick(registry))
@@ -400,7 +400,7 @@ def test_a_subject_without_schemas_is_a_mistake_in_the_configuration(registry: S
         codec.decode(raw(FRAMED, topic="t"))
 
 
-# -- declarations -----------------------------------------------------------------------------------------------
+# -- declarations -------------------------------------------------------------------------------------------
 
 
 def test_a_client_is_made_once_in_each_process(client: SchemaRegistryClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,7 +495,7 @@ def test_codecs_of_bytes_are_untouched() -> None:
 
 
 def test_the_registrys_own_error_is_confluents(client: SchemaRegistryClient) -> None:
-    """What the judgement stands on: status and code, as the client gives them."""
+    """What the classification uses: status and code, as the client gives them."""
     with pytest.raises(SchemaRegistryError) as caught:
         client.get_schema(5)
     assert (caught.value.http_status_code, caught.value.error_code // 100) == (404, 404)

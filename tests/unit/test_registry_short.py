@@ -265,7 +265,7 @@ def test_bytes_alone_go_the_long_way(client: SchemaRegistryClient) -> None:
     assert not shortened(codec)
 
 
-def test_where_there_is_no_short_way_the_long_one_goes_on() -> None:
+def test_where_there_is_no_short_way_the_long_one_is_used() -> None:
     def shorten(frame: bytes, data: bytes, value: Any) -> Any:
         raise ValueError("a schema that only Confluent's deserializer understands")
 
@@ -422,6 +422,6 @@ def test_a_path_that_does_not_end_is_no_frame(path: bytes) -> None:
     assert protobuf_frame(b"\0\0\0\0\1" + path) == 0
 
 
-def test_ids_and_guids_are_told_apart() -> None:
+def test_ids_and_guids_are_different() -> None:
     assert schema_id(b"\0\0\0\1\0") == 256
     assert schema_id(b"\1" + UUID(int=5).bytes) == str(UUID(int=5))

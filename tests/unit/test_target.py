@@ -1,4 +1,4 @@
-"""One loader of ``module:name``: for a person in a directory, and for a task with nothing but its path."""
+"""One loader of ``module:name``: for a person in a directory, and for a task that has only its path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Upsert`` without a database: what it refuses to be, how rows fold by key, which road they take."""
+"""``Upsert`` without a database: what it refuses to be, how rows are deduped by key, which strategy they take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,14 +20,10 @@ from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.dedupe import Column, Deleted, Offsets, Target, dedupe
 from seekpoint.sinks.upsert.strategy import LONGEST, SMALL, WriteStrategies, WriteStrategy, Wrote
 from seekpoint.testing import record
+from support.sink_tables import Order
 
 INT, TEXT = Column("integer", "int", -1), Column("text", "text", -1)
 TIME = Column("timestamptz", "timestamptz", -1)
-
-
-class Order(msgspec.Struct):
-    id: int
-    note: str | None = None
 
 
 @dataclass
@@ -73,7 +68,7 @@ def test_it_is_a_sink_that_can_make_rows_of_values_and_says_whether_it_is_guarde
     assert Upsert("t", key=["id"], offset_column="o").guarded
 
 
-def test_the_key_of_a_struct_is_looked_for_when_the_first_one_comes() -> None:
+def test_the_key_of_a_struct_is_checked_at_the_first_row() -> None:
     with pytest.raises(ConfigError, match="the rows have no nope; their columns are id, note"):
         Upsert("t", key=["nope"]).value_rows([Order(1)])
 
@@ -81,7 +76,7 @@ def test_the_key_of_a_struct_is_looked_for_when_the_first_one_comes() -> None:
 # -- rows ---------------------------------------------------------------------------------------------------
 
 
-def test_provenance_stands_behind_the_rows_columns_in_both_sinks() -> None:
+def test_provenance_comes_after_the_rows_columns_in_both_sinks() -> None:
     made = record(Order(1, "n"), topic="t", partition=3, offset=9)
     for sink in (Append("t", provenance=("t", "p", "o")), Upsert("t", key=["id"], provenance=("t", "p", "o"))):
         assert list(sink.rows(made)) == [(1, "n", "t", 3, 9)]
@@ -160,7 +155,7 @@ def test_tombstones_go_to_row_where_they_delete_nothing() -> None:
     assert list(sink.rows(record(None, key=1))) == [(1, True)]
 
 
-# -- folding ------------------------------------------------------------------------------------------------
+# -- dedupe by key ------------------------------------------------------------------------------------------
 
 
 def target(*, order_by: str | None = None, offset: str | None = None, key: Sequence[str] = ("k",)) -> Target:
@@ -268,7 +263,9 @@ ZONE = timezone(timedelta(hours=2))
         (Column("double precision", "other", -1), [0.0, -0.0], False),
     ],
 )  # fmt: skip
-def test_keys_are_folded_only_where_python_and_the_server_agree(column: Column, values: list[Any], exact: bool) -> None:
+def test_keys_are_deduped_only_where_python_and_the_server_agree(
+    column: Column, values: list[Any], exact: bool
+) -> None:
     rows = [(value, 0, 0) for value in values]
     assert dedupe(target(), rows, {**KNOWN, "k": column}).is_deduped is exact
     assert dedupe(target(), rows[:1], {**KNOWN, "k": column}).is_deduped, "one row is one row"
@@ -279,7 +276,7 @@ def test_text_is_ordered_by_the_server() -> None:
     assert not dedupe(target(order_by="w"), rows, {**KNOWN, "w": TEXT}).is_deduped
 
 
-# -- roads --------------------------------------------------------------------------------------------------
+# -- write strategies ---------------------------------------------------------------------------------------
 
 
 def wrote(road: WriteStrategy) -> Wrote:

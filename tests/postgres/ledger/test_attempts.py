@@ -34,7 +34,7 @@ def on_record(desk: Desk) -> Attempt:
     return attempt
 
 
-def test_a_failure_is_noted_behind_the_advance_and_told_to_its_heir(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_failure_is_noted_after_the_advance_for_the_next_owner(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1, I4: progress in front of the record and the record's own count become visible together."""
     worker, successor = desk(at={0: 0, 1: 0}), desk()
     with seekpoint_engine.begin() as tx:
@@ -63,7 +63,7 @@ def test_an_abort_takes_the_note_away(desk: Desks, seekpoint_engine: Engine) -> 
 
 
 def test_a_wait_is_never_negative_and_may_be_none(desk: Desks) -> None:
-    """I4: a retry that is long due is due now; where nobody retries by itself, there is no time at all."""
+    """I4: a retry that is long due is due now; where no retry is scheduled, there is no time at all."""
     worker, other = desk(), desk()
     worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 2, "x", wait=-10.0))])
     assert on_record(other).wait == 0.0
@@ -86,7 +86,7 @@ def test_who_does_not_come_back_is_counted(desk: Desks) -> None:
     attempt = on_record(three)
     assert (attempt.number, attempt.error, attempt.crashes) == (2, None, 2)
     assert three.claims[0].unreleased == 2
-    # Claimed once more, by whomever: nobody has tried it since.
+    # Claimed once more, by any worker: it was not tried since.
     assert (on_record(one).number, on_record(one).crashes) == (2, 2)
 
 
@@ -143,7 +143,7 @@ def test_failures_are_no_crashes(desk: Desks) -> None:
     assert on_record(successor).crashes == 0, "another record begins anew"
 
 
-def test_an_attempt_beyond_the_position_is_told_and_one_before_it_is_not(desk: Desks) -> None:
+def test_an_attempt_past_the_position_is_answered_and_one_before_it_is_not(desk: Desks) -> None:
     """I3: compaction may have taken what lies between position and record; what was passed is over."""
     worker = desk(at={0: 5})
     worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(8, 1, "x"))])
@@ -189,7 +189,7 @@ def test_progress_and_moves_clear_it_and_nothing_else_does(desk: Desks, event: s
 
 
 def test_a_zombies_note_is_refused(desk: Desks, seekpoint_engine: Engine) -> None:
-    """I2: whoever lost one of its partitions writes nothing of any, alone or within its transaction."""
+    """I2: a worker that lost one of its partitions writes nothing of any, alone or within its transaction."""
     zombie, successor = desk(at={0: 0, 1: 0}), desk(at={0: 0})
     before = successor.row(0), successor.row(1)
     notes = [(zombie.claims[n], FAILED) for n in (0, 1)]
@@ -203,7 +203,7 @@ def test_a_zombies_note_is_refused(desk: Desks, seekpoint_engine: Engine) -> Non
 
 
 def test_a_note_does_not_ask_for_the_position(desk: Desks, seekpoint_engine: Engine) -> None:
-    """I2: it may come behind the advance of its own transaction, with the claim from before."""
+    """I2: it may come after the advance of its own transaction, with the claim from before."""
     worker = desk()
     before = granted(worker)
     worker.commit({0: 3})
@@ -223,7 +223,7 @@ def test_an_error_of_any_text_can_be_noted(desk: Desks) -> None:
 
 
 def test_claims_tell_how_many_owners_went_without_a_word(desk: Desks) -> None:
-    """I4: what a worker needs to know before it hands on a whole batch; its own progress begins anew."""
+    """I4: what a worker needs to know before it passes a whole batch; its own progress begins again."""
     one, two, three = desk(), desk(), desk()
     assert granted(one).unreleased == 0
     assert granted(two).unreleased == 1
@@ -266,7 +266,7 @@ def test_a_part_that_was_given_up_has_seen_no_crash(desk: Desks, how: str) -> No
         assert suspects(worker) == (100, None)
 
 
-def test_progress_in_a_suspect_range_goes_on_with_it_and_its_end_ends_it(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_progress_keeps_a_suspect_range_until_its_end(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: the part's rows, the offset and the next part become visible together."""
     one, two, three = desk(), desk(), desk()
     granted(one)

@@ -12,7 +12,7 @@ from seekpoint.errors import Fenced
 from seekpoint.ledger import Attempt
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
-from support.ledger_desk import CLUSTER, Desk, backend, scalar, wait_until_blocked
+from support.ledger_desk import CLUSTER, Desk, backend, wait_until_blocked, waits_for_lock
 from support.waiting import until
 
 Desks = Callable[..., Desk]
@@ -36,7 +36,7 @@ def test_every_claim_draws_a_token_and_raises_the_epoch(desk: Desks) -> None:
 def test_a_claim_waits_for_a_commit_in_flight(
     desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
-    """I2, I3: the successor begins behind what the transaction in flight commits, not before it."""
+    """I2, I3: the successor begins after what the transaction in flight commits, not before it."""
     worker, successor = desk(at={0: 3, 1: 0}), desk(limits=PATIENT)
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 8})
@@ -75,7 +75,8 @@ def test_a_new_topic_is_started_once(desk: Desks, seekpoint_engine: Engine, else
             asked.append(by.ledger.owner.hex)
             if other is not None:  # inside the lock: the other one has come, and waits
                 began = elsewhere.submit(claim, other, start(other, 200, None))
-                until(lambda: began.running() and waiting(seekpoint_engine, other), "the second worker at the lock")
+                name = f"%{other.ledger.owner.hex[:8]}%"
+                until(lambda: began.running() and waits_for_lock(seekpoint_engine, name), "the other at the lock")
                 claims.append(began)
             return {by.at(n): latest for n in range(2)}
 
@@ -92,12 +93,6 @@ def test_a_new_topic_is_started_once(desk: Desks, seekpoint_engine: Engine, else
     assert asked == [first.ledger.owner.hex]
     assert {c.next_offset for c in second.claims.values()} == {100}
     assert (first.row().first_offset, first.row(1).first_offset) == (100, 100)
-
-
-def waiting(engine: Engine, desk: Desk) -> bool:
-    """Whether one of its sessions waits for a lock."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
-    return bool(scalar(engine, query, name=f"%{desk.ledger.owner.hex[:8]}%"))
 
 
 def test_a_start_that_fails_leaves_nothing(desk: Desks) -> None:
@@ -123,7 +118,7 @@ def test_an_added_partition_begins_at_its_first_record(desk: Desks) -> None:
     assert worker.stands() == {0: 50, 1: 60, 2: 0}
 
 
-def test_a_strangers_claim_is_not_released(desk: Desks) -> None:
+def test_another_owners_claim_is_not_released(desk: Desks) -> None:
     """I2: a worker that lost its partition long ago releases; the new owner's row does not change."""
     worker, successor = desk(at={0: 0, 1: 0}), desk(at={0: 0})
     before = successor.row()
@@ -153,7 +148,7 @@ def test_a_claim_is_released_whatever_token_a_move_has_drawn_since(desk: Desks) 
 
 
 def test_claims_over_owners_that_did_not_release_are_counted(desk: Desks) -> None:
-    """I4: a record that kills its worker shows as claims without release; progress in a batch begins anew."""
+    """I4: a record that kills its worker shows as claims without release; progress in a batch begins again."""
     one, two, three = desk(), desk(), desk()
 
     def counted() -> int:
@@ -171,10 +166,10 @@ def test_claims_over_owners_that_did_not_release_are_counted(desk: Desks) -> Non
     assert counted() == 1
     one.ledger.release(one.claims.values())
     two.claim(0)
-    assert counted() == 1  # released: nobody crashed, and what is suspected stays so
+    assert counted() == 1  # released: there was no crash, and what is suspected stays so
     two.ledger.record_attempts_alone([(two.claims[0], Attempt(1, 1))])
     two.commit({0: 2})
-    assert counted() == 1  # one record that was tried alone: the next one may kill
+    assert counted() == 1  # a single-record attempt: the next record may crash
     two.commit({0: 3})
     assert counted() == 0
 
@@ -199,7 +194,7 @@ def test_rows_are_locked_in_one_order(
     """I2: who waits for the first row has none of the later ones: no two of them can wait for each other."""
     worker = desk(limits=PATIENT)
     worker.claim(*range(6))
-    for n in (3, 0, 5, 2, 4, 1):  # each new version lies behind the others: the heap has an order of its own
+    for n in (3, 0, 5, 2, 4, 1):  # each new version is after the others: the heap has an order of its own
         worker.commit({n: 4})
     table = f"{worker.ledger.schema}.partition_offset"
     with seekpoint_engine.connect() as tx:

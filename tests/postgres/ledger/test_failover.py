@@ -14,7 +14,7 @@ from support.ledger_desk import Desk
 Desks = Callable[..., Desk]
 
 
-def test_a_counter_that_comes_back_after_a_failover_lets_nobody_in(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_counter_that_comes_back_after_a_failover_admits_no_owner(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2, I5: the old owner's epoch is drawn a second time, by another worker; its token is not."""
     first, old, new = desk(at={0: 0}), desk(), desk()
     before = first.row()

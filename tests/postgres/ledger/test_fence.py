@@ -21,7 +21,7 @@ Desks = Callable[..., Desk]
 
 
 def test_rows_and_offsets_appear_together(desk: Desks, seekpoint_engine: Engine) -> None:
-    """I1: nobody sees the one without the other, at any moment."""
+    """I1: no session sees the one without the other, at any moment."""
     worker = desk(at={0: 0, 1: 0})
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 5})
@@ -31,7 +31,7 @@ def test_rows_and_offsets_appear_together(desk: Desks, seekpoint_engine: Engine)
 
 
 def test_an_abort_leaves_neither(desk: Desks, seekpoint_engine: Engine) -> None:
-    """I1: what is rolled back is gone, rows and offsets, and the same claim goes on from there."""
+    """I1: what is rolled back is gone, rows and offsets, and the same claim continues from there."""
     worker = desk(at={0: 0})
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 3})
@@ -51,7 +51,7 @@ def test_a_zombie_is_refused_at_hold(desk: Desks, seekpoint_engine: Engine) -> N
 
 
 def test_a_zombie_is_refused_at_advance(desk: Desks, seekpoint_engine: Engine) -> None:
-    """I2, I1: without hold the same fence stands at advance, and takes the rows away again."""
+    """I2, I1: without hold, advance has the same fence, and takes the rows away again."""
     zombie, successor = desk(at={0: 0}), desk(at={0: 0})
     with seekpoint_engine.connect() as tx:
         zombie.write(tx, 0, 0, 3)
@@ -176,7 +176,7 @@ def test_a_row_that_is_missing_is_refused(desk: Desks, seekpoint_engine: Engine)
 
 
 def test_the_same_names_in_another_group_are_other_rows(desk: Desks) -> None:
-    """I2: groups do not see each other: a claim in one fences nobody in the other."""
+    """I2: groups do not see each other: a claim in one fences no worker of the other."""
     here, there = desk("g", at={0: 0}), desk("h", at={0: 0})
     here.commit({0: 3})
     assert here.stands() == {0: 3}
@@ -185,7 +185,7 @@ def test_the_same_names_in_another_group_are_other_rows(desk: Desks) -> None:
 
 
 def test_an_end_without_records_is_advanced_alone(desk: Desks) -> None:
-    """I2, I3: the step over trailing control records stands behind the same fence."""
+    """I2, I3: the step over trailing control records has the same fence."""
     worker, other = desk(at={0: 3}), desk()
     assert worker.row().leader_epoch == 7
     [moved] = worker.ledger.advance_alone([Move(worker.claims[0], 3, 5)])

@@ -50,7 +50,7 @@ def test_a_newer_handler_takes_over(desk: Desks, seekpoint_engine: Engine) -> No
     after = older.row(1)
     assert (after.token != before.token, after.epoch, after.next_offset) == (True, before.epoch + 1, 3)
     del older.claims[0]
-    refused_at_hold(older, seekpoint_engine)  # partition 1, which nobody else has claimed
+    refused_at_hold(older, seekpoint_engine)  # partition 1, which no other worker has claimed
     with pytest.raises(HandlerOutdated):
         older.claim(1)
     [action] = newer.actions()
@@ -62,7 +62,7 @@ def test_a_newer_handler_takes_over(desk: Desks, seekpoint_engine: Engine) -> No
 
 
 def test_the_same_version_raises_nothing(desk: Desks) -> None:
-    """I5: a second worker of the version that the group has fences nobody by coming."""
+    """I5: a second worker of the version that the group has fences no other by starting."""
     one = desk(version=2, at={0: 0})
     desk(version=2, at={1: 0})
     one.commit({0: 1})
@@ -72,8 +72,8 @@ def test_the_same_version_raises_nothing(desk: Desks) -> None:
 # -- pause --------------------------------------------------------------------------------------------------
 
 
-def test_a_pause_fences_and_a_resume_lets_go_on(desk: Desks, seekpoint_engine: Engine) -> None:
-    """I5: pausing draws every token anew: a worker in full run is refused; positions stay where they are."""
+def test_a_pause_fences_until_a_resume(desk: Desks, seekpoint_engine: Engine) -> None:
+    """I5: pausing draws every token again: a worker in full run is refused; positions stay where they are."""
     worker = desk(at={0: 3, 1: 0})
     before = worker.row(1)
     worker.ledger.pause(reason="index rebuild", actor="alice")
@@ -131,7 +131,7 @@ def test_a_recreated_topic_stops_its_partitions_alone(desk: Desks) -> None:
     assert worker.row() == before
 
 
-def test_a_move_adopts_the_recreated_topic(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_reset_binds_the_row_to_the_recreated_topic(desk: Desks, seekpoint_engine: Engine) -> None:
     """I4, I5: the operator's decision binds the row to the new topic; the old life's reader is fenced."""
     worker, successor = desk(at={0: 5}), desk()
     successor.topic_id = uuid4()
@@ -140,7 +140,7 @@ def test_a_move_adopts_the_recreated_topic(desk: Desks, seekpoint_engine: Engine
         "t", 0, to=0, topic_id=successor.topic_id, log=None, reason="recreated with the same schema"
     )
     refused_at_hold(worker, seekpoint_engine)
-    assert worker.at(0) in worker.claim(0).refused  # whoever still sees the old id
+    assert worker.at(0) in worker.claim(0).refused  # a worker that still sees the old id
     assert successor.claim(0).refused == {}
     assert (successor.claims[0].next_offset, successor.claims[0].topic_id) == (0, successor.topic_id)
 

@@ -1,4 +1,4 @@
-"""Whoever moves a position without owning it is loud: a new token, a higher epoch, a row that says who and why."""
+"""A reset by another than the owner is recorded: a new token, a higher epoch, a row that says who and why."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Desks = Callable[..., Desk]
 
 
 def test_a_move_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
-    """I5: rewound or not, even to where it stands: the owner's token is no longer good, and it is still the owner."""
+    """I5: rewound or not, even to its own offset: the owner's token is no longer good, and it is still the owner."""
     worker = desk(at={0: 5, 1: 5})
     before = worker.row()
     moved = worker.ledger.reset_offset("t", 0, to=5, log=None, reason="look again", actor="alice")
@@ -174,7 +174,7 @@ def test_orders_that_cannot_be_meant_are_refused(desk: Desks) -> None:
 
 
 def test_a_waiting_reset_blocks_no_claim(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
-    """I5: an order for a busy partition costs nobody else: another is claimed, and a trace is written, meanwhile."""
+    """I5: a reset of a busy partition blocks no other: another is claimed, and a trace is written, meanwhile."""
     worker, other = desk(at={0: 0, 1: 0}), desk(limits=Limits(claim_wait=0.5))
     with seekpoint_engine.begin() as tx:
         transaction = worker.hold(tx, 0)

@@ -95,7 +95,7 @@ def test_an_order_waits_as_long_as_a_batch_may_take(desk: Desks, seekpoint_engin
 
 
 def test_a_transaction_is_bounded_and_named(desk: Desks, seekpoint_engine: Engine) -> None:
-    """I2: what its successor, and whoever looks at pg_stat_activity, finds it by; and when the server ends it."""
+    """I2: what its successor, and an operator in pg_stat_activity, finds it by; and when the server ends it."""
     worker = desk(limits=Limits(transaction_age=12.5), at={0: 0})
     with seekpoint_engine.begin() as tx:
         worker.hold(tx)

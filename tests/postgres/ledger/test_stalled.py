@@ -64,8 +64,8 @@ def test_an_abandoned_transaction_is_ended(desk: Desks, seekpoint_engine: Engine
     successor.exactly({0: 2, 1: 2})
 
 
-def test_a_stranger_that_locks_the_row_is_not_ended(desk: Desks, seekpoint_engine: Engine) -> None:
-    """I2: only sessions of ours are ended: somebody's psql is waited for."""
+def test_another_session_that_locks_the_row_is_not_ended(desk: Desks, seekpoint_engine: Engine) -> None:
+    """I2: only sessions of ours are ended: a session of psql is waited for."""
     worker, strict = desk(at={0: 0, 1: 0}), desk(limits=STRICT)
     with seekpoint_engine.begin() as tx:
         tx.execute(text("SET LOCAL application_name = 'psql'"))

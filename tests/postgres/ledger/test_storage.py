@@ -101,7 +101,7 @@ def test_claims_notes_moves_and_releases_are_hot_too(alone: Engine) -> None:
 
 
 def test_a_long_snapshot_costs_pages_once(alone: Engine) -> None:
-    """I3's price: while somebody's old snapshot is open nothing can be cleaned; afterwards growth ends."""
+    """I3's price: while an old snapshot is open nothing can be cleaned; afterwards growth ends."""
     desk = Desk(Ledger(alone, "g", synchronous_commit=False))
     desk.claim(*range(6))
     with alone.connect().execution_options(isolation_level="REPEATABLE READ") as reader:

@@ -56,6 +56,9 @@ class Health:
     last_commit: float | None = None
 
 
+_ENDS_BATCH = (events.Committed, events.Refused, events.PartitionStopped, events.DatabaseTrouble, events.CodecTrouble)
+
+
 class HealthBoard:
     """An observer that keeps the current :class:`Health`."""
 
@@ -84,19 +87,12 @@ class HealthBoard:
         """Take one event into account."""
         with self._lock:
             h = self._health = self._fold(self._health, event)
-            match event:
-                case events.Draining():
-                    self._draining = True
-                case events.BatchOpened():
-                    self._in_hand = True
-                case (
-                    events.Committed()
-                    | events.Refused()
-                    | events.PartitionStopped()
-                    | events.DatabaseTrouble()
-                    | events.CodecTrouble()
-                ):
-                    self._in_hand = False
+            if isinstance(event, events.Draining):
+                self._draining = True
+            elif isinstance(event, events.BatchOpened):
+                self._in_hand = True
+            elif isinstance(event, _ENDS_BATCH):
+                self._in_hand = False
             if not (self._in_hand or h.trouble is not None or _has_work(h)):
                 self._due_since = None
             elif self._due_since is None or isinstance(event, events.Committed):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import getpass
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from enum import Enum
 from itertools import count
 from typing import Any, TypeVar
+from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
@@ -190,46 +192,31 @@ def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEM
     return str(found)
 
 
-_AS_THEY_ARE = (
-    *("id", "topic", "partition", "offset", "leader_epoch", "timestamp_ms"),
-    *("error", "traceback", "sqlstate", "attempts", "version", "replays", "replay_error", "replay_traceback"),
-    *("closed_by", "closed_reason"),
-)
-
-
 def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
     """Every field of the dead letter. Bytes are ``{"base64": …}`` with ``"text"`` beside it where they are UTF-8.
 
     Headers are pairs of name and value, in order, duplicates kept; names are bytes too: not all of them are UTF-8.
     Times are ISO 8601.
     """
-    names = [name_bytes(name) for name, _ in dead_letter.headers]
-    return {name: getattr(dead_letter, name) for name in _AS_THEY_ARE} | {
+    return {each.name: _plain(getattr(dead_letter, each.name)) for each in fields(dead_letter)} | {
         "group": group,
-        "topic_id": str(dead_letter.topic_id),
-        "timestamp": _time(utc(dead_letter.timestamp_ms)),
-        "key": _bytes(dead_letter.key),
-        "value": _bytes(dead_letter.value),
-        "size": dead_letter.size,
-        "headers": [[_bytes(name), _bytes(value)] for name, (_, value) in zip(names, dead_letter.headers, strict=True)],
-        "state": dead_letter.state.value,
-        "cause": dead_letter.cause.value,
-        "dead_lettered_at": _time(dead_letter.dead_lettered_at),
-        "dead_lettered_by": None if dead_letter.dead_lettered_by is None else str(dead_letter.dead_lettered_by),
-        "replayed_at": _time(dead_letter.replayed_at),
-        "closed_at": _time(dead_letter.closed_at),
+        "timestamp": _plain(utc(dead_letter.timestamp_ms)),
+        "headers": [[_plain(name_bytes(name)), _plain(value)] for name, value in dead_letter.headers],
     }
 
 
-def _bytes(given: bytes | None) -> dict[str, str] | None:
-    if given is None:
-        return None
-    encoded = {"base64": b64encode(given).decode("ascii")}
-    try:
-        return encoded | {"text": given.decode()}
-    except UnicodeDecodeError:
-        return encoded
-
-
-def _time(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()
+def _plain(value: Any) -> Any:
+    match value:
+        case bytes():
+            encoded = {"base64": b64encode(value).decode("ascii")}
+            try:
+                return encoded | {"text": value.decode()}
+            except UnicodeDecodeError:
+                return encoded
+        case datetime():
+            return value.isoformat()
+        case Enum():
+            return value.value
+        case UUID():
+            return str(value)
+    return value

@@ -38,9 +38,9 @@ REWRITE = os.environ.get("SEEKPOINT_REWRITE_SQL") == "1"
 
 #: A plain INSERT names the columns that it is given: those that the ledger gives.
 GIVEN = {
-    "RECORD_ACTION": ["consumer_group", "action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
+    "RECORD_ACTION": ["action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
     "RECORD_LOSS": [
-        *["consumer_group", "topic", "topic_id", "partition"],
+        *["topic", "topic_id", "partition"],
         *["from_offset", "to_offset", "reason", "decision", "actor"],
     ],
 }

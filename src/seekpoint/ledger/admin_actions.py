@@ -42,7 +42,7 @@ def record_action(
     to_offset: int | None = None,
 ) -> None:
     """Insert a row into ``admin_action``: who did what, when and why."""
-    tx.insert(
+    tx.execute(
         sql.RECORD_ACTION,
         action=action,
         topic=None if partition is None else partition.topic,
@@ -126,7 +126,7 @@ def _record_loss(tx: GroupConnection, row: Row[Any], loss: _Loss | None, actor: 
     before = last_reset(tx, Partition(row.topic, row.partition))
     if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
         return  # an operator has put it there: no worker has read up to there
-    tx.insert(
+    tx.execute(
         sql.RECORD_LOSS,
         topic=row.topic,
         topic_id=row.topic_id,

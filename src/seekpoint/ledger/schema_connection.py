@@ -88,9 +88,5 @@ class GroupConnection(SchemaConnection):
         super().__init__(connection, schema)
         self.group = group
 
-    def insert(self, statement: Executable, **values: Any) -> None:
-        """Insert one row whose column ``consumer_group`` has the group's name."""
-        self.connection.execute(statement, {"consumer_group": self.group, **values}, execution_options=self._options)
-
     def _given(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"group": self.group, **parameters}

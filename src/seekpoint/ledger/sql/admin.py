@@ -225,14 +225,14 @@ _all = (
     .cte("ordered")
 )
 REDRAW = update(partition_offset).where(*is_row_of(_all)).values(token=func.gen_random_uuid(), epoch=offset.epoch + 1)
-RECORD_ACTION = insert(admin_action)
+RECORD_ACTION = insert(admin_action).values(consumer_group=GROUP)
 LAST_RESET = (
     select(admin_action.c.to_offset, admin_action.c.actor, admin_action.c.reason, admin_action.c.at)
     .where(*is_at(admin_action.c, "at_"), IS_RESET)
     .order_by(admin_action.c.id.desc())
     .limit(literal_column("1"))
 )
-RECORD_LOSS = insert(lost_range)
+RECORD_LOSS = insert(lost_range).values(consumer_group=GROUP)
 
 # One session at a time has this name, until its transaction ends: a lock where there may be no row yet to lock.
 ALONE = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text), 0)))

@@ -32,6 +32,14 @@ ArchiveRoot = Annotated[
 ]
 
 
+def key_value(text: str, usage: str) -> tuple[str, str]:
+    """``key=value``, both without blanks around them. Raises ConfigError with the usage for a text that is none."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(usage)
+    return key.strip(), value.strip()
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """Pipelines by name, and their servers. ``kafka`` may hold passwords."""
@@ -59,12 +67,9 @@ def frames_of(given: Sequence[str] | None) -> dict[str, Callable[..., Any]]:
     """``TABLE=MODULE:FUNCTION`` as tables and functions. Raises ConfigError."""
     found = {}
     for one in given or ():
-        name, equals, function = one.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(
-                f"--frame takes TABLE=MODULE:FUNCTION, e.g. public.totals=billing.frames:totals, not {one!r}"
-            )
-        found[name.strip()] = load_function(function.strip(), from_here=True)
+        usage = f"--frame takes TABLE=MODULE:FUNCTION, e.g. public.totals=billing.frames:totals, not {one!r}"
+        name, function = key_value(one, usage)
+        found[name] = load_function(function, from_here=True)
     return found
 
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 
 def main() -> None:
     """Run the command line and exit."""
     try:
-        _load()()
-    except KeyboardInterrupt:  # the imports take their time, and so does building the commands
-        sys.stderr.write("aborted\n")
-        sys.exit(130)
-
-
-def _load() -> Callable[[], object]:
-    try:
         from seekpoint.cli.app import app  # noqa: PLC0415 -- it needs what may not be installed
+
+        app()
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in {"typer", "rich"}:
             raise
         sys.stderr.write("error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]'\n")
         sys.exit(2)
-    return app
+    except KeyboardInterrupt:  # the imports take their time, and so does building the commands
+        sys.stderr.write("aborted\n")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

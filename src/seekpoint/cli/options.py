@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import explained, keep_secret
-from seekpoint.cli.job_options import Job, job_of_workers, refuse_extras
+from seekpoint.cli.job_options import Job, job_of_workers, key_value, refuse_extras
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import check_connections, postgres_engine, read_url
@@ -53,11 +53,10 @@ def one_off_engine(text: str) -> Engine:
 def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, str]:
     """librdkafka's configuration from a properties file and from ``key=value`` pairs, which win."""
     settings = {} if file is None else dict(_properties(file))
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--kafka takes key=value, e.g. --kafka bootstrap.servers=localhost:9092, not {key!r}")
-        settings[key.strip()] = value.strip()
+    for given in pairs or ():
+        name = given.partition("=")[0]  # the value is not quoted: it may be a password
+        usage = f"--kafka takes key=value, e.g. --kafka bootstrap.servers=localhost:9092, not {name!r}"
+        settings.update([key_value(given, usage)])
     keep_secret(kafka=settings)
     return settings
 
@@ -76,10 +75,8 @@ def _properties(file: Path) -> Mapping[str, str]:
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line[0] in "#!":
             continue
-        key, equals, value = line.partition("=")
-        if not equals or not key.strip():  # the line is not quoted: it may hold a password
-            raise ConfigError(f"{file}, line {number}: expected key=value, or # before a comment")
-        found[key.strip()] = value.strip()
+        # The line is not quoted: it may hold a password.
+        found.update([key_value(line, f"{file}, line {number}: expected key=value, or # before a comment")])
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL
 
-from seekpoint.cli.job_options import Job
+from seekpoint.cli.job_options import Job, key_value
 from seekpoint.cli.options import SparkOptions
 from seekpoint.errors import ConfigError
 from seekpoint.testing.servers.process import ServerFailed
@@ -121,10 +121,7 @@ def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--spark-conf takes key=value, e.g. --spark-conf spark.executor.memory=4g, not {text!r}")
-    return key.strip(), value.strip()
+    return key_value(text, f"--spark-conf takes key=value, e.g. --spark-conf spark.executor.memory=4g, not {text!r}")
 
 
 def _java_home(folder: Path) -> Path:

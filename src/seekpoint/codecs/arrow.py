@@ -31,10 +31,7 @@ class Arrow:
 
     def __call__(self, data: bytes) -> Any:
         """Decode bytes to a table. Raises pyarrow's errors, or ValueError for a column that is missing."""
-        try:
-            from pyarrow import ipc  # noqa: PLC0415 -- a declaration does without
-        except ImportError as error:
-            raise needs_extra("Arrow needs pyarrow", "arrow", error) from error
+        ipc = required().ipc
         table = (ipc.open_file(data) if data.startswith(FILE) else ipc.open_stream(data)).read_all()
         table.validate(full=True)  # offsets in the data are not trusted
         if self.schema is None or table.schema == self.schema:

@@ -26,43 +26,29 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | 
     elsewhere = f"elsewhere: {call}, to=<offset>, log=None, reason=...) moves it without a look at the log"
     stop = "stop: leave it; nothing is read or written until it is decided"
     if offset < start.offset:
-        return OffsetLost(
-            partition,
-            offset,
-            f"{'retention has passed it' if move is None else move}: the first offset left is {start.offset}, up to "
-            f"{start.offset - offset} records are lost",
-            choices=(
-                f"give them up: {call}, to={start.offset}, {log}, lost='retention', reason=...) records the range",
-                "bring them back: restore the rows from an archive, then move",
-                elsewhere,
-                stop,
-            ),
+        why = f"{'retention has passed it' if move is None else move}: the first offset left is {start.offset}, up to "
+        why += f"{start.offset - offset} records are lost"
+        choices = (
+            f"give them up: {call}, to={start.offset}, {log}, lost='retention', reason=...) records the range",
+            "bring them back: restore the rows from an archive, then move",
         )
-    if offset > end.offset:
-        return OffsetLost(
-            partition,
-            offset,
-            f"it is past the end of the log ({end.offset}): "
-            + ("the log was truncated, or belongs to other brokers" if move is None else move),
-            choices=(
-                f"go back: {call}, to={end.offset}, {log}, reason=...) reads what is written from now on",
-                "check that these are the brokers that were read before",
-                elsewhere,
-                stop,
-            ),
+    elif offset > end.offset:
+        cause = "the log was truncated, or belongs to other brokers" if move is None else move
+        why = f"it is past the end of the log ({end.offset}): {cause}"
+        choices = (
+            f"go back: {call}, to={end.offset}, {log}, reason=...) reads what is written from now on",
+            "check that these are the brokers that were read before",
         )
-    return OffsetLost(
-        partition,
-        offset,
-        "the log was truncated before it and written again (the leader epoch stored with it is unknown or older): what "
-        "was applied may not be what the log holds now",
-        choices=(
+    else:
+        why = (
+            "the log was truncated before it and written again (the leader epoch stored with it is unknown or older): "
+            "what was applied may not be what the log holds now"
+        )
+        choices = (
             f"accept: {call}, to={offset}, {log}, reason=...) continues here",
             f"read again: {call}, to=<offset before the truncation>, {log}, reason=...)",
-            elsewhere,
-            stop,
-        ),
-    )
+        )
+    return OffsetLost(partition, offset, why, choices=(*choices, elsewhere, stop))
 
 
 def unknown(partition: Partition, offset: int) -> TopicUnknown:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from seekpoint.errors import needs_extra
+from seekpoint.codecs.arrow import required
 from seekpoint.records import K_co, Partition, Record, Span, V_co
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ class Batch(Sequence[Record[V_co, K_co]]):
         Raises Poison, with the records named, for values that a column cannot hold. Needs the extra ``arrow``;
         ConfigError where it is missing, or where the arguments cannot be meant.
         """
-        try:
-            from seekpoint.pipeline.arrow.table import build  # noqa: PLC0415 -- pyarrow, an extra
-        except ModuleNotFoundError as error:
-            raise needs_extra("columns need pyarrow", "arrow", error) from error
+        required()
+        from seekpoint.pipeline.arrow.table import build  # noqa: PLC0415 -- pyarrow, an extra
+
         return build(self._records, schema, provenance)

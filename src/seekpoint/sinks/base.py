@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.pipeline.sink import K_contra, Row, V_contra
+from seekpoint.pipeline.sink import K_contra, Row, V_contra, provenance_columns
 from seekpoint.records import Record
 
 ORIGINS = ("topic", "partition", "offset")  # of a record, as ``provenance=`` names them
@@ -41,7 +41,7 @@ class TableSink(Generic[V_contra, K_contra]):
         if columns is not None and len({*columns}) < len(columns):
             raise ConfigError(f"{me}: columns= names one twice: {', '.join(columns)}")
         self.columns = None if columns is None else tuple(columns)
-        self.provenance = origins(me, provenance)
+        self.provenance = provenance_columns(f"{me}: ", provenance, ORIGINS)
         self._named_by: type | None = None  # whose fields the columns are, where columns= does not name them
         self._row, self._rows = row, rows
         self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
@@ -203,23 +203,3 @@ def _fields(kind: type) -> tuple[str, ...] | None:
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
-
-
-def origins(me: str, given: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
-    """What of a record goes into which column, in the order of :data:`ORIGINS`."""
-    if given is None:
-        return {}
-    named: Any = given
-    if not isinstance(given, Mapping):
-        if isinstance(given, str) or len(given) != len(ORIGINS):
-            raise ConfigError(
-                f"{me}: provenance= names the columns of topic, partition and offset, in this order, or maps them: "
-                f"provenance={{'offset': 'kafka_offset'}}; got {given!r}"
-            )
-        named = dict(zip(ORIGINS, given, strict=True))
-    if not named or (unknown := sorted(set(named) - set(ORIGINS))):
-        what = f"there is no {', '.join(map(repr, unknown))}" if named else "nothing is named"
-        raise ConfigError(f"{me}: provenance= maps 'topic', 'partition' and 'offset' to columns; {what}")
-    if len({*named.values()}) < len(named):
-        raise ConfigError(f"{me}: provenance= names one column twice: {', '.join(named.values())}")
-    return {name: named[name] for name in ORIGINS if name in named}

@@ -13,6 +13,7 @@ import pyarrow as pa
 from seekpoint.codecs.arrow import as_table, is_table
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.arrow.types import BY_VALUES, Kind, fields_in, fields_of, part
+from seekpoint.pipeline.sink import provenance_columns
 from seekpoint.records import AnyRecord
 
 VALUE = "value"  # the only column, where values have no fields
@@ -23,7 +24,7 @@ Records = Sequence[AnyRecord]
 
 def build(records: Records, schema: Any, provenance: Mapping[str, str] | Sequence[str] | None) -> Any:
     """The table. Raises Poison, which names records; ConfigError where the arguments cannot be meant."""
-    places = _places(provenance)
+    places = provenance_columns("", None if provenance == {} else provenance, ORIGINS)
     kinds = {type(record.value) for record in records if record.value is not None}
     if kinds and all(map(is_table, kinds)):
         return _together(records, _own(schema), places)
@@ -48,24 +49,6 @@ def _own(schema: Any) -> Any:
     if schema is not None and not isinstance(schema, pa.Schema):
         raise ConfigError(f"schema= of a batch of Arrow tables is a pyarrow.Schema, got {schema!r}")
     return schema
-
-
-def _places(given: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
-    """Of what of a record there is a column, and how it is called."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        if isinstance(given, str) or len(given) != 3:
-            raise ConfigError(
-                "provenance= names the columns of topic, partition and offset, in this order, or maps some of "
-                f"{', '.join(ORIGINS)} to columns; got {given!r}"
-            )
-        given = dict(zip(ORIGINS, given, strict=False))
-    if unknown := sorted(set(given) - set(ORIGINS)):
-        raise ConfigError(f"provenance= maps some of {', '.join(ORIGINS)}; there is no {', '.join(map(repr, unknown))}")
-    if len({*given.values()}) < len(given):
-        raise ConfigError(f"provenance= names one column twice: {', '.join(given.values())}")
-    return {name: given[name] for name in ORIGINS if name in given}
 
 
 # -- which columns ------------------------------------------------------------------------------------------------
@@ -121,9 +104,9 @@ def _column(name: str, kind: Kind, cells: Sequence[Any], records: Records) -> An
     try:
         return _array(kind, cells)
     except CANNOT as error:
-        bad = [(record, said) for cell, record in zip(cells, records, strict=True) if (said := _misfit(kind, cell))]
+        bad = [(record, said) for cell, record in zip(cells, records, strict=True) if (said := _misfit(kind, [cell]))]
         if not bad:  # each fits alone: the first one that does not fit those before it
-            fits = _most(lambda count: _fits(kind, cells[:count]), len(cells))
+            fits = _most(lambda count: _misfit(kind, cells[:count]) is None, len(cells))
             bad = [(records[fits], error)]
         raise Poison(f"column {name!r}: {bad[0][1]}", *(record for record, _ in bad)) from error
 
@@ -136,20 +119,12 @@ def _array(kind: Kind, cells: Sequence[Any]) -> Any:
     return pa.array(ready, kind.type)
 
 
-def _misfit(kind: Kind, cell: Any) -> Exception | None:
+def _misfit(kind: Kind, cells: Sequence[Any]) -> Exception | None:
     try:
-        _array(kind, [cell])
+        _array(kind, cells)
     except CANNOT as error:
         return error
     return None
-
-
-def _fits(kind: Kind, cells: Sequence[Any]) -> bool:
-    try:
-        _array(kind, cells)
-    except CANNOT:
-        return False
-    return True
 
 
 def _most(holds: Callable[[int], bool], count: int) -> int:

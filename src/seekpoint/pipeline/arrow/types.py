@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -118,7 +119,7 @@ _ANNOTATED: Mapping[type, Callable[[Any], Kind]] = {
     inspect.DateType: _simple(pa.date32()),
     inspect.TimeType: _simple(pa.time64("us")),
     inspect.TimeDeltaType: _simple(pa.duration("us")),
-    inspect.UUIDType: lambda _: Kind(pa.uuid(), False, _uuid),
+    inspect.UUIDType: _simple(pa.uuid()),
     inspect.EnumType: _enum,
     inspect.UnionType: _union,
     inspect.ListType: _items,
@@ -143,7 +144,7 @@ def _given(kind: Any, nullable: bool) -> Kind:
         return Kind(kind, nullable, _map(_given(kind.key_type, False), _given(kind.item_type, True)).convert)
     for applies, convert, exact in _CONVERTS:
         if applies(kind):
-            return Kind(kind, nullable, convert(kind), exact)
+            return Kind(kind, nullable, partial(convert, kind), exact)
     return Kind(kind, nullable)
 
 
@@ -178,70 +179,54 @@ def part(value: Any, name: str, nullable: bool) -> Any:
     return value.get(name)
 
 
-def _whole_number(_: Any) -> Convert:
-    def convert(value: Any) -> Any:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{value!r} is no integer")
-        return value
-
-    return convert
+def _whole_number(_kind: Any, value: Any) -> Any:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no integer")
+    return value
 
 
-def _of_instant(kind: Any) -> Convert:
+def _of_instant(kind: Any, value: Any) -> Any:
     aware = kind.tz is not None
-    step = {"s": 1_000_000, "ms": 1000}.get(kind.unit, 1)
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, datetime):
-            raise TypeError(f"{value!r} is no datetime")
-        if (value.tzinfo is not None) is not aware:
-            raise ValueError(
-                f"{value} has {'no' if aware else 'a'} time zone, and the column has {'one' if aware else 'none'}"
-            )
-        if value.microsecond % step:
-            raise ValueError(f"{value} is finer than {kind.unit}")
-        return value
-
-    return convert
+    if not isinstance(value, datetime):
+        raise TypeError(f"{value!r} is no datetime")
+    if (value.tzinfo is not None) is not aware:
+        raise ValueError(
+            f"{value} has {'no' if aware else 'a'} time zone, and the column has {'one' if aware else 'none'}"
+        )
+    if value.microsecond % _STEPS.get(kind.unit, 1):
+        raise ValueError(f"{value} is finer than {kind.unit}")
+    return value
 
 
-def _day(_: Any) -> Convert:
-    def convert(value: Any) -> Any:
-        if isinstance(value, datetime):
-            raise TypeError(f"{value!r} is more than a day")
-        return value
-
-    return convert
+def _day(_kind: Any, value: Any) -> Any:
+    if isinstance(value, datetime):
+        raise TypeError(f"{value!r} is more than a day")
+    return value
 
 
-def _clock(_: Any) -> Convert:
-    def convert(value: Any) -> Any:
-        if value.tzinfo is not None:
-            raise ValueError(f"{value} has a time zone, and Arrow's times have none")
-        return value
-
-    return convert
+def _clock(_kind: Any, value: Any) -> Any:
+    if value.tzinfo is not None:
+        raise ValueError(f"{value} has a time zone, and Arrow's times have none")
+    return value
 
 
-def _uuid(value: Any) -> Any:
+def _uuid(_kind: Any, value: Any) -> Any:
     return (value if isinstance(value, UUID) else UUID(value)).bytes
 
 
-def _text(_: Any) -> Convert:
-    def convert(value: Any) -> Any:
-        if not isinstance(value, str):
-            raise TypeError(f"{value!r} is no text")
-        return value
-
-    return convert
+def _text(_kind: Any, value: Any) -> Any:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
+_STEPS = {"s": 1_000_000, "ms": 1000}  # microseconds
 _NONE: frozenset[type] = frozenset()
-_CONVERTS: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Convert], frozenset[type]]] = (
+_CONVERTS: Sequence[tuple[Callable[[Any], bool], Callable[[Any, Any], Any], frozenset[type]]] = (
     (pa.types.is_integer, _whole_number, frozenset({int})),
     (pa.types.is_timestamp, _of_instant, _NONE),
     (pa.types.is_date, _day, frozenset({date})),
     (pa.types.is_time, _clock, _NONE),
     (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text, frozenset({str})),
-    (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", lambda _: _uuid, _NONE),
+    (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", _uuid, _NONE),
 )

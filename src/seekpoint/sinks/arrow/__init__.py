@@ -3,7 +3,6 @@
 Needs the extra: ``arrow``. ``Batch.arrow()`` gives a handler its batch as a table.
 """
 
-from seekpoint.sinks.arrow.append import AppendArrow
-from seekpoint.sinks.arrow.handler_copy import copy_into
+from seekpoint.sinks.arrow.append import AppendArrow, copy_into
 
 __all__ = ["AppendArrow", "copy_into"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from psycopg import sql
 from sqlalchemy import Connection
@@ -81,27 +81,23 @@ class TempTable:
         return taken, deleted
 
     def _copy_in(self, rows: Sequence[Row]) -> None:
-        try:
+        with self._placed():
             self._copy.write(rows)
-        except RowRefused as refused:
-            raise _at(self._lines, refused) from refused.cause
 
     def _close(self) -> None:
-        try:
+        with self._placed():
             self._stack.close()
-        except RowRefused as refused:
-            raise _at(self._lines, refused) from refused.cause
 
     def undo(self, error: BaseException) -> None:
         """End the COPY in vain. Raises what becomes of the error, where the server has said more."""
-        try:
+        with self._placed():
             self._stack.__exit__(type(error), error, error.__traceback__)
+
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """A line of the COPY is the row that came at that place."""
+        try:
+            yield
         except RowRefused as refused:
-            raise _at(self._lines, refused) from refused.cause
-
-
-def _at(lines: Sequence[int] | None, refused: RowRefused) -> RowRefused:
-    """A line of the COPY is the row that came at that place."""
-    if lines is None or refused.line is None:
-        return refused
-    return RowRefused(lines[refused.line - 1], refused.cause)
+            at = refused.line if self._lines is None or refused.line is None else self._lines[refused.line - 1]
+            raise RowRefused(at, refused.cause) from refused.cause

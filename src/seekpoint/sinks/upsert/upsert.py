@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
-from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
+from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer, provenance_columns
 from seekpoint.records import AnyRecord, Record
-from seekpoint.sinks.base import TableSink, origins
+from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.dedupe import Deleted, Target
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 
@@ -91,7 +91,7 @@ class Upsert(TableSink[V_contra, K_contra]):
             row=row,
             rows=rows,
             topics=topics,
-            provenance=_with_offset(me, origins(me, provenance), offset_column),
+            provenance=_with_offset(me, provenance_columns(f"{me}: ", provenance, ORIGINS), offset_column),
         )
 
     @property

@@ -6,9 +6,10 @@ import abc
 import shutil
 import tempfile
 import time
-from typing import Protocol, Self
+from typing import Self
 
-from seekpoint.testing.servers.process import ServerFailed, at_exit
+from seekpoint.testing.servers.container import Container
+from seekpoint.testing.servers.process import Child, ServerFailed, at_exit
 
 #: What most often keeps a server of ours from starting.
 ROOM = "set TMPDIR to a folder with free space"
@@ -24,20 +25,7 @@ def space_left() -> str:
     return f"\n{folder} has {free >> 20} MB left." if free < LITTLE else ""
 
 
-class Handle(Protocol):
-    """Starts and ends one server: :class:`seekpoint.testing.servers.process.Child`, or a container."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def running(self) -> bool: ...
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def kill(self) -> None: ...
-    def freeze(self) -> None: ...
-    def thaw(self) -> None: ...
-    def close(self) -> None: ...
-    def log_tail(self) -> str: ...
+Handle = Child | Container
 
 
 class Server(abc.ABC):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from sqlalchemy import Connection
 from typing_extensions import TypeVar
 
-from seekpoint.errors import ConfigError
 from seekpoint.pipeline.batch import Batch
 from seekpoint.records import Record
 
@@ -77,24 +76,3 @@ class RowRefused(Exception):  # noqa: N818 -- passes a database error on, with t
     def __init__(self, line: int | None, cause: Exception) -> None:
         super().__init__(f"row {line}: {cause}" if line else str(cause))
         self.line, self.cause = line, cause
-
-
-def provenance_columns(
-    me: str, given: Mapping[str, str] | Sequence[str] | None, known: Sequence[str]
-) -> dict[str, str]:
-    """Which of a record's ``known`` attributes go into which columns, in the order of ``known``. Raises ConfigError."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        if isinstance(given, str) or len(given) != 3:
-            raise ConfigError(
-                f"{me}provenance= names the columns of topic, partition and offset, in this order, or maps some of "
-                f"{', '.join(known)} to columns: provenance={{'offset': 'kafka_offset'}}; got {given!r}"
-            )
-        given = dict(zip(known, given, strict=False))
-    if not given or (unknown := sorted(set(given) - set(known))):
-        what = f"there is no {', '.join(map(repr, unknown))}" if given else "nothing is named"
-        raise ConfigError(f"{me}provenance= maps some of {', '.join(known)} to columns; {what}")
-    if len({*given.values()}) < len(given):
-        raise ConfigError(f"{me}provenance= names one column twice: {', '.join(given.values())}")
-    return {name: given[name] for name in known if name in given}

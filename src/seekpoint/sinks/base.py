@@ -11,7 +11,8 @@ import msgspec
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.pipeline.sink import K_contra, Row, V_contra, provenance_columns
+from seekpoint.pipeline.provenance import provenance_columns
+from seekpoint.pipeline.sink import K_contra, Row, V_contra
 from seekpoint.records import Record
 
 ORIGINS = ("topic", "partition", "offset")  # of a record, as ``provenance=`` names them

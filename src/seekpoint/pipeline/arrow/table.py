@@ -13,7 +13,7 @@ import pyarrow as pa
 from seekpoint.codecs.arrow import as_table, is_table
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.arrow.types import BY_VALUES, Kind, fields_in, fields_of, part
-from seekpoint.pipeline.sink import provenance_columns
+from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.records import AnyRecord
 
 VALUE = "value"  # the only column, where values have no fields

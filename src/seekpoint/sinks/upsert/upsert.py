@@ -13,7 +13,8 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
-from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer, provenance_columns
+from seekpoint.pipeline.provenance import provenance_columns
+from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.dedupe import Deleted, Target

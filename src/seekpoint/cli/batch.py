@@ -12,7 +12,7 @@ import typer
 from sqlalchemy.exc import SQLAlchemyError
 
 from seekpoint.cli import spark_session
-from seekpoint.cli.job_options import terminable
+from seekpoint.cli.errors import terminable
 from seekpoint.cli.options import Actor, AsJson, ServerOptions, SparkOptions, command
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import re
+import signal
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 import psycopg
@@ -178,3 +181,20 @@ def _unconnected(said: str) -> str:
 def _missing_extra(error: Exception) -> str | None:
     """The extra of ours that brings the module which could not be imported; None if that is not the matter."""
     return _EXTRAS.get((error.name or "").split(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C: the command says what it leaves open, and how to resume it."""
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from seekpoint.cli import spark_session
-from seekpoint.cli.job_options import Job, terminable
-from seekpoint.cli.options import Actor, AsJson, ServerOptions, SparkOptions, command
+from seekpoint.cli.errors import terminable
+from seekpoint.cli.options import Actor, AsJson, Job, ServerOptions, SparkOptions, command
 from seekpoint.cli.output import answer, numbered
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError

@@ -16,9 +16,21 @@ import typer
 
 from seekpoint.cli import run_output as shown
 from seekpoint.cli import spark_session
-from seekpoint.cli.errors import FAILED
-from seekpoint.cli.job_options import ArchiveRoot, Job, Targets, frames_of, terminable
-from seekpoint.cli.options import Actor, AsJson, KafkaOptions, LedgerOptions, ReadOptions, ServerOptions, ago, command
+from seekpoint.cli.errors import FAILED, terminable
+from seekpoint.cli.options import (
+    Actor,
+    ArchiveRoot,
+    AsJson,
+    Job,
+    KafkaOptions,
+    LedgerOptions,
+    ReadOptions,
+    ServerOptions,
+    Targets,
+    ago,
+    command,
+    frames_of,
+)
 from seekpoint.cli.output import answer, moment, print_table
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError, ReloadOver

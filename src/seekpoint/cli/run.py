@@ -16,8 +16,7 @@ import typer
 
 from seekpoint import events
 from seekpoint.cli.errors import FAILED, masked
-from seekpoint.cli.job_options import refuse_extras
-from seekpoint.cli.options import ServerOptions, command
+from seekpoint.cli.options import ServerOptions, command, refuse_extras
 from seekpoint.cli.output import numbered
 from seekpoint.pipeline.policy import Limits
 from seekpoint.worker.import_by_name import load

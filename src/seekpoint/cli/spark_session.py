@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL
 
-from seekpoint.cli.job_options import Job, key_value
-from seekpoint.cli.options import SparkOptions
+from seekpoint.cli.options import Job, SparkOptions, key_value
 from seekpoint.errors import ConfigError
 from seekpoint.testing.servers.process import ServerFailed
 from seekpoint.testing.servers.spark import java_home

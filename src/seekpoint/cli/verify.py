@@ -8,9 +8,8 @@ from typing import Any
 
 import typer
 
-from seekpoint.cli.errors import FAILED, plain
-from seekpoint.cli.job_options import ArchiveRoot, Targets, terminable
-from seekpoint.cli.options import AsJson, ReadOptions, ServerOptions, command
+from seekpoint.cli.errors import FAILED, plain, terminable
+from seekpoint.cli.options import ArchiveRoot, AsJson, ReadOptions, ServerOptions, Targets, command
 from seekpoint.cli.output import answer, print_table
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.cli.reload import reload_of

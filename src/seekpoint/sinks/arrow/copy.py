@@ -12,8 +12,7 @@ from sqlalchemy import Connection
 from seekpoint.codecs.arrow import Whole
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row, RowRefused
-from seekpoint.sinks.arrow.text import is_json, joined, lines
-from seekpoint.sinks.arrow.values import column_of
+from seekpoint.sinks.arrow.copy_text import column_of, is_json, joined, lines
 from seekpoint.sinks.column_types import types_now
 from seekpoint.sinks.copy import Texts, Unwritable, begin_copy, driver_of, refused, writing_cursor
 from seekpoint.sinks.target_table import recalled

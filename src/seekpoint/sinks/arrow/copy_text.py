@@ -7,13 +7,17 @@ row; NULL is never an empty string; and the server reads it faster.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from types import MappingProxyType, NoneType
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seekpoint.sinks.copy import Unwritable
+from seekpoint.sinks.copy import Texts, Unwritable
 
 PIECE = 8192  # rows that are written at a time: what is made of them stays in the processor's cache
 
@@ -22,10 +26,10 @@ EMPTY = pa.scalar("", TEXT)
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 NULL = "\\N"
 
-Texts = Any  # an Arrow array of strings; what pyarrow has for types says no more
+Written = Any  # an Arrow array of strings; what pyarrow has for types says no more
 
 
-def lines(table: Any, of_json: Callable[[str, Any], Texts | None]) -> Iterator[memoryview]:
+def lines(table: Any, of_json: Callable[[str, Any], Written | None]) -> Iterator[memoryview]:
     """The table's rows as COPY's text, piece by piece. Raises Unwritable, which names the column.
 
     ``of_json`` writes a column that goes into JSON; it returns None for any other.
@@ -38,7 +42,7 @@ def lines(table: Any, of_json: Callable[[str, Any], Texts | None]) -> Iterator[m
         yield joined(texts)
 
 
-def joined(columns: Sequence[Texts]) -> memoryview:
+def joined(columns: Sequence[Written]) -> memoryview:
     """Columns of text, beside each other: a line for each row."""
     missing: Any = {"null_handling": "replace", "null_replacement": NULL}
     *first, last = columns
@@ -49,7 +53,7 @@ def joined(columns: Sequence[Texts]) -> memoryview:
     return memoryview(data)[:end]
 
 
-def column(name: str, array: Any) -> Texts:
+def column(name: str, array: Any) -> Written:
     """The column as COPY reads it. Raises Unwritable for a type or a value that has no text."""
     try:
         kind = _plain(array).type
@@ -61,7 +65,7 @@ def column(name: str, array: Any) -> Texts:
         raise Unwritable(f"column {name!r}: {type(error).__name__}: {error}") from error
 
 
-def escaped(texts: Texts) -> Texts:
+def escaped(texts: Written) -> Written:
     """The strings with what COPY takes for its own written out."""
     data = texts.cast(TEXT).buffers()[2]
     held = b"" if data is None else bytes(data)  # whole, if it is a slice: at worst, something is replaced in vain
@@ -74,7 +78,7 @@ def escaped(texts: Texts) -> Texts:
 # -- values of each type ----------------------------------------------------------------------------------------
 
 
-def text(array: Any) -> Texts:
+def text(array: Any) -> Written:
     """The values as Postgres reads them. Raises ValueError, TypeError or pyarrow's errors for those that have none."""
     array = _plain(array)
     for applies, write in _KINDS:
@@ -131,11 +135,11 @@ def _holds_anything(kind: Any) -> bool:
     return _is_string(kind) or _is_list(kind) or _is_object(kind)
 
 
-def _cast(array: Any) -> Texts:
+def _cast(array: Any) -> Written:
     return array.cast(TEXT)
 
 
-def _date(array: Any) -> Texts:
+def _date(array: Any) -> Written:
     return array.cast(pa.date32()).cast(TEXT)
 
 
@@ -149,26 +153,26 @@ def _to_micros(array: Any, kind: Callable[[str], Any]) -> Any:
         raise ValueError(f"Postgres stores microseconds; round the column first ({error})") from error
 
 
-def _timestamp(array: Any) -> Texts:
+def _timestamp(array: Any) -> Written:
     zone = array.type.tz
     instants = _to_micros(array.view(pa.timestamp(array.type.unit)), pa.timestamp).cast(TEXT)
     return instants if zone is None else pc.binary_join_element_wise(instants, pa.scalar("+00:00", TEXT), EMPTY)
 
 
-def _time(array: Any) -> Texts:
+def _time(array: Any) -> Written:
     return (array if pa.types.is_time32(array.type) else _to_micros(array, pa.time64)).cast(TEXT)
 
 
-def _duration(array: Any) -> Texts:
+def _duration(array: Any) -> Written:
     micros = _to_micros(array, pa.duration).cast(pa.duration("us")).cast(pa.int64()).cast(TEXT)
     return pc.binary_join_element_wise(micros, pa.scalar(" microseconds", TEXT), EMPTY)
 
 
-def _small_decimal(array: Any) -> Texts:
+def _small_decimal(array: Any) -> Written:
     return array.cast(pa.decimal128(array.type.precision, array.type.scale)).cast(TEXT)
 
 
-def _hex(array: Any, prefix: str = "\\x") -> Texts:
+def _hex(array: Any, prefix: str = "\\x") -> Written:
     """``\\x`` and two digits for each byte: all bytes of the column are turned at once."""
     array = array.cast(pa.large_binary())
     valid, offsets, data = array.buffers()
@@ -181,17 +185,17 @@ def _hex(array: Any, prefix: str = "\\x") -> Texts:
     return pc.binary_join_element_wise(pa.scalar(prefix, TEXT), made, EMPTY) if prefix else made
 
 
-def _uuid(array: Any) -> Texts:
+def _uuid(array: Any) -> Written:
     return _hex(array.storage, "")
 
 
-def _in_json(array: Any) -> Texts:
+def _in_json(array: Any) -> Written:
     """The values as JSON, null as SQL's NULL: what psycopg makes of a dict."""
     made = array.to_pylist(maps_as_pydicts="strict")
     return pa.array([None if one is None else json.dumps(one) for one in made], TEXT)
 
 
-def _array(array: Any) -> Texts:
+def _array(array: Any) -> Written:
     """A list as the literal of a Postgres array."""
     array = array.cast(pa.large_list(array.type.value_type))
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
@@ -213,7 +217,7 @@ def _chunk(array: Any) -> Any:
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Texts]], ...] = (
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Written]], ...] = (
     (_is_string, _cast),
     (pa.types.is_integer, _cast),
     (pa.types.is_floating, _cast),
@@ -229,4 +233,84 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Texts]], ...] = (
     (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", _uuid),
     (_is_object, _in_json),
     (_is_list, _array),
+)
+
+
+def column_of(name: str, values: Sequence[Any], one_by_one: Texts, base: int | None) -> Written:
+    """The values as COPY's text, NULL for None; ``one_by_one`` is psycopg's way of writing this column.
+
+    ``base`` is the column's base type, None where it takes JSON. Raises Unwritable for a value that has no text.
+    """
+    kinds = set(map(type, values))
+    kinds.discard(NoneType)
+    if not kinds:
+        return pa.nulls(len(values), TEXT)
+    make = _maker(kinds.pop(), base) if len(kinds) == 1 else None
+    if make is not None:
+        try:
+            made = make(values)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError):
+            made = None  # a number beyond 64 bits, a lone surrogate: psycopg knows, or says what is wrong
+        if made is not None:
+            return made if pa.types.is_large_string(made.type) else column(name, made)
+    return escaped(pa.array([one_by_one.of((value,))[0] for value in values], TEXT))
+
+
+def _maker(kind: type, base: int | None) -> Callable[[Sequence[Any]], Written] | None:
+    """How Arrow writes values of one type, where the column's type takes that as it takes what psycopg writes."""
+    if base is None or (kind in _ONLY_INTO and base not in _ONLY_INTO[kind]):
+        return None
+    return _MAKERS.get(kind)
+
+
+def _strings(values: Sequence[Any]) -> Written:
+    return escaped(pa.array(values, TEXT))
+
+
+def _named(write: Callable[[Any], str]) -> Callable[[Sequence[Any]], Written]:
+    def make(values: Sequence[Any]) -> Written:
+        return pa.array([None if value is None else write(value) for value in values], TEXT)
+
+    return make
+
+
+def _decimals(values: Sequence[Any]) -> Written:
+    """Each with its own digits: Arrow would give all of them the same scale."""
+    texts = [None if value is None else str(value) for value in values]
+    made = pa.array(texts, TEXT)
+    return None if pc.any(pc.match_substring(made, "sNaN")).as_py() else made
+
+
+def _instants(values: Sequence[Any]) -> Written:
+    """Only in UTC, or without a zone: with any other, a column without a zone takes the time on that zone's clock."""
+    zones = {value.tzinfo for value in values if value is not None}
+    if len(zones) > 1:
+        return None
+    zone = zones.pop()
+    if zone is None:
+        return pa.array(values, pa.timestamp("us"))
+    return pa.array(values, pa.timestamp("us", "UTC")) if zone is UTC else None
+
+
+def _times(values: Sequence[Any]) -> Written:
+    return None if any(value is not None and value.tzinfo is not None for value in values) else pa.array(values)
+
+
+_MAKERS: Mapping[type, Callable[[Sequence[Any]], Written]] = MappingProxyType(
+    {
+        int: lambda values: pa.array(values, pa.int64()),
+        float: lambda values: pa.array(values, pa.float64()),
+        str: _strings,
+        bool: _named(lambda value: "t" if value else "f"),
+        Decimal: _decimals,
+        datetime: _instants,
+        date: lambda values: pa.array(values, pa.date32()),
+        time: _times,
+        bytes: lambda values: pa.array(values, pa.large_binary()),
+        UUID: _named(lambda value: value.hex),
+    }
+)
+# Arrow writes 1.0 as "1", and a time with all six digits: another text, another scale of a numeric.
+_ONLY_INTO: Mapping[type, frozenset[int]] = MappingProxyType(
+    {float: frozenset({700, 701}), datetime: frozenset({1114, 1184}), time: frozenset({1083, 1266})}
 )

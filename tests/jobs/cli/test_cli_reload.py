@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import text
 
-from seekpoint.testing.servers import spark
+from seekpoint.cli import spark_session
 from seekpoint.testing.servers.process import ServerFailed
 from support.before_cutover import settled
 from support.cli_jobs import FIRST, Terminal, wait_for_lock
@@ -133,7 +133,7 @@ def test_spark_without_java_says_so(terminal: Terminal, monkeypatch: pytest.Monk
     def none(folder: Path) -> Path:
         raise ServerFailed(f"nothing for {folder}")
 
-    monkeypatch.setattr(spark, "java_home", none)
+    monkeypatch.setattr(spark_session, "java_home", none)
     assert "Spark needs Java 17 or newer" in terminal.job("reload", "run", "--spark", "local[1]", exits=2).stderr
 
 

@@ -536,9 +536,7 @@ def test_a_second_signal_aborts(place: Place, lines: None) -> None:
     assert place.lines() == []
 
 
-def test_a_stopped_partition_is_logged_and_the_others_resume(
-    place: Place, lines: None, topic: Callable[..., str]
-) -> None:
+def test_a_stopped_partition_is_logged_and_stops_alone(place: Place, lines: None, topic: Callable[..., str]) -> None:
     place.topic = topic(2)
     place.produce([b"\xff"], partition=0)
     place.produce(["fine"], partition=1)
@@ -676,7 +674,7 @@ def test_status_shows_the_ledger_when_no_broker_answers(applied: Place, monkeypa
     assert "end and lag are not known" in result.stderr
 
 
-def test_status_does_not_compare_with_another_topic_of_that_name(applied: Place, topic: Callable[..., str]) -> None:
+def test_status_does_not_compare_with_another_topic_of_that_name(applied: Place) -> None:
     ledger = Ledger(applied.engine, applied.group, schema=applied.schema)
     ledger.reset_offset(applied.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
     result = applied.status("--json", exits=1)

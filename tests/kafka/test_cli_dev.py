@@ -53,10 +53,11 @@ def new_name(seekpoint_broker: str) -> Iterator[str]:
 
 
 Stored = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+Read = Callable[..., list[Stored]]
 
 
 @pytest.fixture
-def stored(seekpoint_broker: str) -> Callable[..., list[Stored]]:
+def stored(seekpoint_broker: str) -> Read:
     """``stored(topic, partition=0)``: key, value and headers of the partition's records."""
 
     def read(topic: str, partition: int = 0) -> list[Stored]:
@@ -97,12 +98,7 @@ def test_a_name_that_no_topic_can_have(pair: RunningPair) -> None:
 # -- produce ---------------------------------------------------------------------------------------------
 
 
-def test_lines_become_values(
-    pair: RunningPair,
-    seekpoint_broker: str,
-    topic: Callable[..., str],
-    stored: Callable[..., list[Stored]],
-) -> None:
+def test_lines_become_values(pair: RunningPair, seekpoint_broker: str, topic: Callable[..., str], stored: Read) -> None:
     name = topic()
     sent = dev("produce", name, stdin='{"id": 1}\n\n{"id": 2}')
     assert sent.stdout == f"{name}: 2 records to {seekpoint_broker}\n  {name}/0: 2 records, the last at offset 1\n"
@@ -112,11 +108,7 @@ def test_lines_become_values(
 
 
 def test_keys_choose_the_partition_and_each_is_reported(
-    pair: RunningPair,
-    seekpoint_broker: str,
-    tmp_path: Path,
-    topic: Callable[..., str],
-    stored: Callable[..., list[Stored]],
+    pair: RunningPair, seekpoint_broker: str, tmp_path: Path, topic: Callable[..., str], stored: Read
 ) -> None:
     name, file = topic(2), tmp_path / "orders.txt"
     file.write_text("".join(f"k{n % 10}:{n}\n" for n in range(100)))
@@ -133,18 +125,14 @@ def test_keys_choose_the_partition_and_each_is_reported(
     assert sorted(found, key=lambda one: int(one[1] or b"")) == [(b"k%d" % (n % 10), b"%d" % n, []) for n in range(100)]
 
 
-def test_objects_have_a_key_a_value_and_headers(
-    pair: RunningPair, topic: Callable[..., str], stored: Callable[..., list[Stored]]
-) -> None:
+def test_objects_have_a_key_a_value_and_headers(pair: RunningPair, topic: Callable[..., str], stored: Read) -> None:
     name = topic()
     lines = ['{"key": "a", "value": {"price": 1.10}, "headers": {"h": "1", "n": null}}', '{"key": "a", "value": null}']
     dev("produce", name, "-", "--json-lines", stdin="\n".join(lines))
     assert stored(name) == [(b"a", b'{"price": 1.10}', [("h", b"1"), ("n", None)]), (b"a", None, [])]
 
 
-def test_a_bad_line_is_named_and_those_before_it_are_stored(
-    pair: RunningPair, topic: Callable[..., str], stored: Callable[..., list[Stored]]
-) -> None:
+def test_a_bad_line_is_named_and_earlier_are_stored(pair: RunningPair, topic: Callable[..., str], stored: Read) -> None:
     name, lines = topic(), ['{"value": 1}', '{"value": 2}', '{"vlaue": 3}', '{"value": 4}']
     refused = dev("produce", name, "--json-lines", stdin="\n".join(lines), exits=2)
     assert refused.stdout == ""

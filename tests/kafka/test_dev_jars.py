@@ -40,9 +40,7 @@ def test_without_a_java_the_one_in_the_wheel_runs_the_broker(monkeypatch: pytest
 
 @pytest.mark.usefixtures("no_java_known")
 @pytest.mark.parametrize(("version", "fits"), [("17.0.1", True), ("1.8.0_292", False), ("26-ea", True), ("16", False)])
-def test_javas_age_is_read_from_what_it_says(
-    version: str, fits: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_version_of_java_is_read(version: str, fits: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = script(tmp_path / "bin" / "java", version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")

@@ -336,7 +336,7 @@ def test_ports_lie_outside_the_range_of_outgoing_connections() -> None:
         assert free_port() < outgoing.getsockname()[1]
 
 
-def test_a_pair_of_which_one_fails_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_of_which_one_fails_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seekpoint.testing.servers.pair.start_postgres", _refuse)
     started: list[KafkaServer] = []
     real = start_kafka

@@ -128,9 +128,7 @@ def test_an_error_in_the_block_drains_the_worker_and_passes(scene: Scene) -> Non
     assert not worker.health().live
 
 
-def test_an_error_of_the_release_does_not_replace_the_first_error(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_release_does_not_hide_the_first_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_tx: Connection, _batch: Batch[str, Any]) -> None:
         raise Poison("no")
 

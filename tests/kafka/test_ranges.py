@@ -27,7 +27,7 @@ from seekpoint.kafka.ranges import (
     stable_ends,
     topic_ids,
 )
-from support.log_changes import LARGE, delete, in_transactions, trim
+from support.log_changes import COMPACTED, LARGE, delete, in_transactions, trim
 
 # A client that has next to nothing in store: the log changes under it while it reads.
 SMALL_FETCHES = {"queued.min.messages": 1, "fetch.message.max.bytes": 60_000}
@@ -165,15 +165,7 @@ def test_a_range_without_a_record_ends_at_once(log: Log) -> None:
 
 
 def test_compaction_leaves_holes_across_both_ends(log: Log) -> None:
-    name = log.topic(
-        config={
-            "cleanup.policy": "compact",
-            "min.cleanable.dirty.ratio": "0.001",
-            "max.compaction.lag.ms": "100",
-            "segment.ms": "200",
-            "delete.retention.ms": "100",
-        }
-    )
+    name = log.topic(config=COMPACTED)
     log.produce(name, [("same", str(n)) for n in range(1000)])
     whole, deadline, pause, end = log.range(name, 0, 1000), monotonic() + 90, threading.Event(), 1000
     while len(offsets(read_range(log.kafka, whole))) > 1:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from seekpoint import Batch, Limits, Partition, events
 from support.kafka_postgres import QUICK, Scene
-from support.log_changes import in_transactions, messages
+from support.log_changes import COMPACTED, in_transactions, messages
 
 # -- batches ------------------------------------------------------------------------------------------------
 
@@ -141,15 +141,7 @@ def test_records_after_an_open_transaction_wait_for_its_end(scene: Scene) -> Non
 
 
 def test_a_compacted_log_is_read_across_its_holes(scene: Scene) -> None:
-    name = scene.topic(
-        config={
-            "cleanup.policy": "compact",
-            "segment.ms": "100",
-            "min.cleanable.dirty.ratio": "0.01",
-            "max.compaction.lag.ms": "100",
-            "delete.retention.ms": "0",
-        }
-    )
+    name = scene.topic(config=COMPACTED)
     for n in range(20):  # few keys, many segments: the cleaner leaves the last record of each key
         scene.produce(name, [(f"key-{k}", f"{n}") for k in range(3)])
         threading.Event().wait(0.12)

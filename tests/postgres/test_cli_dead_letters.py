@@ -348,8 +348,6 @@ FAILED = {
 }
 STOPPED = {"retry_at": "NULL", "attempt_policy": "'stop'", "attempts_allowed": "3"}
 KILLED = {"attempt_error": "NULL", "retry_at": "NULL", "attempts": "1", "attempt_crashes": "1"}
-RUNNING = {"attempt_running": "true"}
-STANDS = "orders/0 has stopped in front of offset 3: "
 WAITS = "orders/0 waits in front of offset 3: "
 MEND = (
     "Fix the codec, row= or handler and start the worker again; or skip it: Ledger.reset_offset('orders', 0, to=4, "

@@ -530,7 +530,7 @@ def test_a_session_that_was_ended_while_answers_were_outstanding(counter: Counte
     assert counter.rows() == [(0, "v0"), (1, "v1"), (1000, "ours")]
 
 
-def test_nothing_of_it_outlives_the_handler(counter: Counter, seekpoint_engine: Engine) -> None:
+def test_nothing_of_it_outlives_the_handler(counter: Counter) -> None:
     kept: list[Any] = []
 
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:

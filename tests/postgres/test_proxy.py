@@ -171,7 +171,7 @@ def test_refused_connections_leave_the_open_ones_alone(proxy: Proxy) -> None:
     assert proxy.port == port
 
 
-def test_frozen_bytes_come_after_the_thaw(proxy: Proxy, echo: Echo) -> None:
+def test_frozen_bytes_come_after_the_thaw(proxy: Proxy) -> None:
     with dial(proxy) as sock:
         ask(sock, b"before")
         proxy.freeze()

@@ -89,7 +89,7 @@ def test_a_workers_batch_waits_for_a_replay(beside: Beside, elsewhere: ThreadPoo
     assert beside.run.seen.all(events.Refused) == []
 
 
-def test_a_replay_does_not_wait_for_ever(beside: Beside, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_replay_does_not_wait_for_ever(beside: Beside) -> None:
     """I1: a batch that takes longer than anybody waits: nothing is written, and it is said why."""
     depot = beside.depot
     depot.on_record = halt = Halt()

@@ -131,7 +131,7 @@ def test_a_table_of_a_handler_that_is_missing(ground: Ground, start_handler: Cal
     start_handler(written, missing).placed()
 
 
-def test_a_table_of_a_handler_without_a_schema_is_on_the_search_path(
+def test_the_search_path_finds_a_table(
     ground: Ground, start_handler: Callable[..., Run], new_engine: NewEngine
 ) -> None:
     ground.create("v text", "written")

@@ -13,6 +13,14 @@ from seekpoint.kafka.ranges import topic_ids
 from support.waiting import until
 
 LARGE = "x" * 50_000  # a value: few of them are one answer of a broker
+# A topic's configuration with which the broker compacts at once.
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "segment.ms": "100",
+    "min.cleanable.dirty.ratio": "0.001",
+    "max.compaction.lag.ms": "100",
+    "delete.retention.ms": "0",
+}
 
 
 def in_transactions(broker: str, name: str, *batches: tuple[int, bool | None], partition: int = 0) -> Producer:

@@ -429,9 +429,8 @@ Interleavings.TestCase.settings = settings(
 TestInterleavings = Interleavings.TestCase
 
 
-@given(ages=st.lists(st.none() | st.floats(-1e9, 50), max_size=30), delay=st.floats(0.1, 30), step=st.floats(0.1, 5))
-@settings(deadline=None, print_blob=True)
-def test_nothing_waits_longer_than_the_delay_once_seen(ages: list[float | None], delay: float, step: float) -> None:
+@given(ages=st.lists(st.none() | st.floats(-1e9, 50), max_size=30), delay=st.floats(0.1, 30))
+def test_nothing_waits_longer_than_the_delay_once_seen(ages: list[float | None], delay: float) -> None:
     backlog = filled(*(record(n, age) for n, age in enumerate(ages)), delay=delay)
     note(f"{ages=}")
     assert offsets(backlog.give(99, later(delay + 0.001))) == list(range(len(ages)))

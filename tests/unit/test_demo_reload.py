@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from demo.cli import app
 from demo.flights import read_flights
@@ -26,6 +25,7 @@ from demo.worker_pool import DemoFailed
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.worker.import_by_name import load
+from support.command import seekpoint
 
 FLIGHTS = list(read_flights(5))
 #: What a reader of the report looks for, in each reload and in the whole.
@@ -71,10 +71,10 @@ def report(reloads: Sequence[Reloaded], exit_codes: Sequence[int] = (0, 0), comp
     )
 
 
-def told(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> Any:
+def told(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str, exits: int = 0) -> Any:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(show, "perform", lambda *_, **__: found)
-    return CliRunner().invoke(app, ["demo-reload", *options])
+    return seekpoint("demo-reload", *options, command=app, exits=exits)
 
 
 @pytest.mark.parametrize(
@@ -91,23 +91,19 @@ def told(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options:
 def test_the_command_fails_where_a_reload_is_wrong(
     changed: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = told(report([reloaded(), reloaded(**changed)]), tmp_path, monkeypatch)
-    assert result.exit_code == 1
+    result = told(report([reloaded(), reloaded(**changed)]), tmp_path, monkeypatch, exits=1)
     assert result.stderr == f"error: {said}\n"
     assert list(json.loads((tmp_path / "reload-report.json").read_text())["reloads"][1])[:5] == NAMED[:5]
 
 
 def test_the_command_fails_after_a_torn_read_or_a_bad_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = told(report([reloaded()], (0, 3), ["two versions"]), tmp_path, monkeypatch)
-    assert result.exit_code == 1
+    result = told(report([reloaded()], (0, 3), ["two versions"]), tmp_path, monkeypatch, exits=1)
     assert result.stderr == "error: read: two versions\nerror: the workers did not drain: exit codes (0, 3)\n"
 
 
 def test_the_whole_has_the_names_of_each_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worse = reloaded(strategy="swap", rows=12, polls=50, lock_seconds=0.2, staging_rows_per_second=900.0)
-    result = told(report([reloaded(), worse]), tmp_path, monkeypatch, "--json")
-    assert result.exit_code == 0
-    whole = json.loads(result.stdout)
+    whole = json.loads(told(report([reloaded(), worse]), tmp_path, monkeypatch, "--json").stdout)
     assert whole == json.loads((tmp_path / "reload-report.json").read_text())
     assert {name: whole[name] for name in NAMED} == {
         "strategy": "merge, swap",

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from demo import show
 from demo.cli import app
 from demo.faults import KILLS, ZOMBIES, Outcome
 from demo.flights import RECORDS, Flight, read_flights, table
 from demo.report import Comparison, Report, count_differences
+from support.command import seekpoint
 
 KEYS = [
     *("records_in", "rows_out", "lost", "twice", "transactions", "kills", "kills_in_transaction", "fenced"),
@@ -82,8 +82,7 @@ def test_the_command_fails_where_a_row_differs_or_a_fault_did_not_happen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(show, "perform", lambda *_, **__: report(**changed))
-    result = CliRunner().invoke(app, ["demo"])
-    assert result.exit_code == 1
+    result = seekpoint("demo", command=app, exits=1)
     assert result.stderr == f"error: {said}\n"
     assert list(json.loads((tmp_path / "demo-report.json").read_text())) == KEYS
 
@@ -91,21 +90,18 @@ def test_the_command_fails_where_a_row_differs_or_a_fault_did_not_happen(
 def test_a_good_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(show, "perform", lambda *_, **__: report())
-    result = CliRunner().invoke(app, ["demo", "--json"])
-    assert result.exit_code == 0
-    told = json.loads(result.stdout)
+    told = json.loads(seekpoint("demo", "--json", command=app).stdout)
     assert told == json.loads((tmp_path / "demo-report.json").read_text())
     assert list(told) == KEYS
     assert (told["records_in"], told["records_per_second"], told["fenced"]) == (10, 5, 2)
-    assert "4 with SIGKILL, 4 of them inside an open transaction" in CliRunner().invoke(app, ["demo"]).stdout
+    assert "4 with SIGKILL, 4 of them inside an open transaction" in seekpoint("demo", command=app).stdout
 
 
 @pytest.mark.parametrize("command", ["demo", "demo-reload"])
 @pytest.mark.parametrize("records", ["0", "10", str(RECORDS + 1)])
 def test_too_few_or_many_records(command: str, records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, [command, "--records", records])
-    assert result.exit_code == 2
+    result = seekpoint(command, "--records", records, command=app, exits=2)
     assert "error: the demo takes 5,000 to 336,776 records, not " in result.stderr
 
 

@@ -323,7 +323,7 @@ def test_frames_of_topics_keys_and_guids_are_kept_apart_and_asked_once(registry:
     assert len(codec._made[1]._short) == 3
 
 
-def test_an_id_with_different_schemas_under_different_subjects_is_asked_each_time(client: SchemaRegistryClient) -> None:
+def test_an_id_with_different_schemas_under_different_subjects_is_asked_each_time() -> None:
     """In a registry with contexts an id alone says nothing."""
 
     class Two:

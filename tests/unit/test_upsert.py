@@ -263,9 +263,7 @@ ZONE = timezone(timedelta(hours=2))
         (Column("double precision", "other", -1), [0.0, -0.0], False),
     ],
 )  # fmt: skip
-def test_keys_are_deduped_only_where_python_and_the_server_agree(
-    column: Column, values: list[Any], exact: bool
-) -> None:
+def test_keys_are_deduped_where_python_and_the_server_agree(column: Column, values: list[Any], exact: bool) -> None:
     rows = [(value, 0, 0) for value in values]
     assert dedupe(target(), rows, {**KNOWN, "k": column}).is_deduped is exact
     assert dedupe(target(), rows[:1], {**KNOWN, "k": column}).is_deduped, "one row is one row"

@@ -202,7 +202,7 @@ def test_a_zombies_note_is_refused(desk: Desks, seekpoint_engine: Engine) -> Non
     successor.commit({0: 1})
 
 
-def test_a_note_does_not_ask_for_the_position(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_note_does_not_ask_for_the_position(desk: Desks) -> None:
     """I2: it may come after the advance of its own transaction, with the claim from before."""
     worker = desk()
     before = granted(worker)
@@ -287,7 +287,7 @@ def test_progress_keeps_a_suspect_range_until_its_end(desk: Desks, seekpoint_eng
     assert two.claims[0].unreleased == 1, "only the last one"
 
 
-def test_a_whole_batch_a_guilty_record_and_a_move_end_a_suspect_range(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_whole_batch_a_guilty_record_and_a_move_end_a_suspect_range(desk: Desks) -> None:
     one, two = desk(), desk()
     one.ledger.record_suspects_alone([SuspectNote(granted(one), 100)])
     one.commit({0: 10})

@@ -33,9 +33,7 @@ def test_every_claim_draws_a_token_and_raises_the_epoch(desk: Desks) -> None:
     assert worker.row().owner == worker.ledger.owner
 
 
-def test_a_claim_waits_for_a_commit_in_flight(
-    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
-) -> None:
+def test_a_claim_waits_for_a_commit(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
     """I2, I3: the successor begins after what the transaction in flight commits, not before it."""
     worker, successor = desk(at={0: 3, 1: 0}), desk(limits=PATIENT)
     with seekpoint_engine.begin() as tx:

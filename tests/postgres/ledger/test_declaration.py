@@ -62,9 +62,7 @@ def test_what_is_stored_between_the_two_steps_of_a_claim_is_compared_too(desk: D
         claim(tx, claimant, [here.at(1)])
 
 
-def test_two_first_claims_at_once_store_one_set(
-    desk: Desks, tables: tuple[str, str], seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
-) -> None:
+def test_two_first_claims_store_one_set(desk: Desks, tables: tuple[str, str], elsewhere: ThreadPoolExecutor) -> None:
     """I2: the group row's lock decides which comes first; the other is refused."""
     one, two = tables
     desk().claim(0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -11,7 +10,7 @@ import typer
 
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import terminable
-from seekpoint.cli.options import Actor, AsJson, Job, ServerOptions, SparkOptions, command
+from seekpoint.cli.options import Actor, AsJson, ServerOptions, SparkOptions, command
 from seekpoint.cli.output import answer, numbered
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError
@@ -52,12 +51,15 @@ def export(
     Raw, as the log has them, up to the stored offsets. Run it as often as you like, also twice at once; whatever ends
     it, the next one continues after what was committed.
     """
+    if (target is None) == (group is None):
+        raise ConfigError("name a pipeline, MODULE:NAME, or its group with --group; one of them")
     with (
-        _job(context, target, group, on) as (of, name),
+        on.job(context, *([] if target is None else [target])) as of,
         terminable(),
         Shown(as_json=as_json) as progress,
         ExitStack() as stack,
     ):
+        name = group or load_pipeline(of.names[0], from_here=True).group
         archive = Archive(to, of.engine, schema=of.schema)
         more: dict[str, Any] = {"range_records": range_records, "skip_lost": skip_lost, "actor": actor}
         more |= spark_session.writer(stack, of, tasks, progress.say)
@@ -65,15 +67,6 @@ def export(
         done = Export(*servers, archive, name, topic, schema=of.schema, format=format, progress=progress, **more).run()
         swept = list(archive.sweep()) if sweep else []
     _print(done, archive, name, swept, as_json=as_json)
-
-
-@contextmanager
-def _job(context: typer.Context, target: str | None, group: str | None, on: ServerOptions) -> Iterator[tuple[Job, str]]:
-    """The servers, and whose group it is."""
-    if (target is None) == (group is None):
-        raise ConfigError("name a pipeline, MODULE:NAME, or its group with --group; one of them")
-    with on.job(context, *([] if target is None else [target])) as of:
-        yield of, group or load_pipeline(of.names[0], from_here=True).group
 
 
 def _print(done: Exported, archive: Archive, group: str, swept: list[str], *, as_json: bool) -> None:

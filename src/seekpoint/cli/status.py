@@ -101,7 +101,10 @@ def status(
     known_group(engine, group, ledger.schema)
     stored = Ledger(engine, group, schema=ledger.schema)
     positions, dead, runs = stored.read(), DeadLetters(stored).count_open(), stored.open_reloads()
-    ends, doubts = _ends_or_doubt(positions, settings) if settings else ({}, [])
+    try:
+        ends, doubts = _ends(positions, settings) if settings else ({}, [])
+    except KafkaUnavailable as error:  # the ledger is shown all the same
+        ends, doubts = {}, [f"{error}; end and lag are not known"]
     pause = _pause(engine, group, ledger.schema)
     run = runs[0] if runs else None  # two of one group cannot be open: they write the same tables
     lines = [_line(at, ends.get(at.partition), dead.get(at.partition, 0), run) for at in positions]
@@ -133,16 +136,6 @@ def _print_problems(lines: Sequence[Line]) -> None:
             )
         for problem in line.problems:
             typer.echo(problem)
-
-
-def _ends_or_doubt(
-    positions: Sequence[Position], settings: Mapping[str, Any]
-) -> tuple[dict[Partition, int], list[str]]:
-    """As :func:`_ends`, with a doubt instead of an error where no broker answers: the ledger is shown all the same."""
-    try:
-        return _ends(positions, settings)
-    except KafkaUnavailable as error:
-        return {}, [f"{error}; end and lag are not known"]
 
 
 def _pause(engine: Engine, group: str, schema: str) -> dict[str, str | None] | None:

@@ -256,15 +256,8 @@ def raw_record(message: Any) -> RawRecord:
         headers = _HEADERS(message)  # once: after a failure, a second call returns an incomplete list
     except UNREADABLE as error:
         failure = error
-    record = _record(message, headers)
-    if failure is not None:
-        raise Unreadable(record, failure)
-    return record
-
-
-def _record(message: Any, headers: Any) -> RawRecord:
     epoch, milliseconds = standing(message)
-    return Record(  # not RawRecord: calling a generic alias is slow, and this may run for every record
+    record = Record(  # not RawRecord: calling a generic alias is slow, and this may run for every record
         message.topic(),
         message.partition(),
         message.offset(),
@@ -274,6 +267,9 @@ def _record(message: Any, headers: Any) -> RawRecord:
         tuple(headers or ()),
         epoch,
     )
+    if failure is not None:
+        raise Unreadable(record, failure)
+    return record
 
 
 def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:

@@ -186,7 +186,7 @@ class Child:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._gone(self._process.pid)
+        _reaper.tell(f"-pid {self._process.pid}")
 
     def kill(self) -> None:
         """SIGKILL the server and its children, and wait until the last of them is gone."""
@@ -201,7 +201,7 @@ class Child:
         while time.monotonic() < deadline and tree is not None and tree.is_alive:
             time.sleep(0.005)
         for pid in {self._process.pid, *(frozen.pids if frozen is not None else ())}:
-            self._gone(pid)
+            _reaper.tell(f"-pid {pid}")
         self._frozen = None
 
     def freeze(self) -> None:
@@ -219,7 +219,7 @@ class Child:
             return
         for pid in self._frozen.pids:
             if pid != self.pid:
-                self._gone(pid)
+                _reaper.tell(f"-pid {pid}")
         self._frozen.resume()
         self._frozen = None
 
@@ -233,9 +233,6 @@ class Child:
         if not self._log.exists():
             return ""
         return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-
-    def _gone(self, pid: int) -> None:
-        _reaper.tell(f"-pid {pid}")
 
 
 class ProcessTree:

@@ -77,6 +77,9 @@ def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator
     Spark takes each address for a machine: it speculates only where there are two. Everything ends with the block.
     Raises ServerFailed where there is no Java, or no worker within a minute.
     """
+    import pyspark  # noqa: PLC0415 -- an extra
+
+    spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     folder = Folder("spark-cluster")
     children: list[Child] = []
     environment = {**os.environ, "JAVA_HOME": str(java_home(folder.path)), "SPARK_NO_DAEMONIZE": "1"}
@@ -85,7 +88,7 @@ def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator
         port = free_port()
         class_ = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
         own = Folder(f"spark-{kind.lower()}")
-        command = [_spark_class(), class_, "--host", host, "--port", str(port), "--webui-port", "0", *arguments]
+        command = [spark_class, class_, "--host", host, "--port", str(port), "--webui-port", "0", *arguments]
         child = Child(command, own, env={**environment, "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable})
         children.append(child)
         child.start()
@@ -102,12 +105,6 @@ def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator
         for child in reversed(children):
             child.close()
         folder.close()
-
-
-def _spark_class() -> str:
-    import pyspark  # noqa: PLC0415
-
-    return str(Path(pyspark.__file__).parent / "bin" / "spark-class")
 
 
 def _said(child: Child, pattern: str) -> str:

@@ -94,7 +94,8 @@ def produce(settings: Mapping[str, Any], topic: str, records: Iterable[Outgoing]
     try:
         for record in records:
             writer.send(record)
-        writer.finish()
+        writer.wait()
+        writer.raise_failure()
     except BaseException as error:
         writer.wait()
         done = writer.produced.records
@@ -131,7 +132,7 @@ class _Writer:
             except KafkaException as error:
                 raise _refused(record.line, error.args[0]) from None
         self._producer.poll(0)
-        self._raise_failure()
+        self.raise_failure()
 
     def _delivered(self, line: int) -> Callable[[KafkaError | None, Message], None]:
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -142,16 +143,12 @@ class _Writer:
 
         return delivered
 
-    def finish(self) -> None:
-        """Wait until all are stored; raises what the first one failed with that was not."""
-        self.wait()
-        self._raise_failure()
-
     def wait(self) -> None:
         while self._producer.flush(0.2):  # short, so that Ctrl-C is served; `message.timeout.ms` bounds the whole
             continue
 
-    def _raise_failure(self) -> None:
+    def raise_failure(self) -> None:
+        """Raise what the first record failed with that was not stored."""
         if self._failure is not None:
             raise self._failure
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from enum import Enum
-from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -144,7 +143,7 @@ def _given(kind: Any, nullable: bool) -> Kind:
         return Kind(kind, nullable, _map(_given(kind.key_type, False), _given(kind.item_type, True)).convert)
     for applies, convert, exact in _CONVERTS:
         if applies(kind):
-            return Kind(kind, nullable, partial(convert, kind), exact)
+            return Kind(kind, nullable, convert(kind), exact)
     return Kind(kind, nullable)
 
 
@@ -179,54 +178,58 @@ def part(value: Any, name: str, nullable: bool) -> Any:
     return value.get(name)
 
 
-def _whole_number(_kind: Any, value: Any) -> Any:
+def _whole_number(value: Any) -> Any:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no integer")
     return value
 
 
-def _of_instant(kind: Any, value: Any) -> Any:
+def _of_instant(kind: Any) -> Convert:
     aware = kind.tz is not None
-    if not isinstance(value, datetime):
-        raise TypeError(f"{value!r} is no datetime")
-    if (value.tzinfo is not None) is not aware:
-        raise ValueError(
-            f"{value} has {'no' if aware else 'a'} time zone, and the column has {'one' if aware else 'none'}"
-        )
-    if value.microsecond % _STEPS.get(kind.unit, 1):
-        raise ValueError(f"{value} is finer than {kind.unit}")
-    return value
+    step = {"s": 1_000_000, "ms": 1000}.get(kind.unit, 1)
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, datetime):
+            raise TypeError(f"{value!r} is no datetime")
+        if (value.tzinfo is not None) is not aware:
+            raise ValueError(
+                f"{value} has {'no' if aware else 'a'} time zone, and the column has {'one' if aware else 'none'}"
+            )
+        if value.microsecond % step:
+            raise ValueError(f"{value} is finer than {kind.unit}")
+        return value
+
+    return convert
 
 
-def _day(_kind: Any, value: Any) -> Any:
+def _day(value: Any) -> Any:
     if isinstance(value, datetime):
         raise TypeError(f"{value!r} is more than a day")
     return value
 
 
-def _clock(_kind: Any, value: Any) -> Any:
+def _clock(value: Any) -> Any:
     if value.tzinfo is not None:
         raise ValueError(f"{value} has a time zone, and Arrow's times have none")
     return value
 
 
-def _uuid(_kind: Any, value: Any) -> Any:
+def _uuid(value: Any) -> Any:
     return (value if isinstance(value, UUID) else UUID(value)).bytes
 
 
-def _text(_kind: Any, value: Any) -> Any:
+def _text(value: Any) -> Any:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
 
 
-_STEPS = {"s": 1_000_000, "ms": 1000}  # microseconds
 _NONE: frozenset[type] = frozenset()
-_CONVERTS: Sequence[tuple[Callable[[Any], bool], Callable[[Any, Any], Any], frozenset[type]]] = (
-    (pa.types.is_integer, _whole_number, frozenset({int})),
+_CONVERTS: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Convert], frozenset[type]]] = (
+    (pa.types.is_integer, lambda _: _whole_number, frozenset({int})),
     (pa.types.is_timestamp, _of_instant, _NONE),
-    (pa.types.is_date, _day, frozenset({date})),
-    (pa.types.is_time, _clock, _NONE),
-    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text, frozenset({str})),
-    (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", _uuid, _NONE),
+    (pa.types.is_date, lambda _: _day, frozenset({date})),
+    (pa.types.is_time, lambda _: _clock, _NONE),
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), lambda _: _text, frozenset({str})),
+    (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", lambda _: _uuid, _NONE),
 )

@@ -234,9 +234,9 @@ def test_a_worker_that_is_killed_and_a_copy_that_commits_too_do_no_harm(
 
 
 def test_what_a_run_that_went_on_is_given_is_not_kept(books: Books, spark: SparkSession) -> None:
-    from seekpoint.jobs.staging.task_errors import TaskEnded
+    from seekpoint.jobs.staging.task_errors import SparkTaskError
 
-    with pytest.raises(TaskEnded, match="went on without this part of a frame"):
+    with pytest.raises(SparkTaskError, match="went on without this part of a frame"):
         written(books, uuid4(), "nowhere")
     assert written(books, uuid4(), "nowhere", []) == [0], "nothing to write is no transaction"
 

@@ -20,7 +20,7 @@ from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, 
 from seekpoint.jobs.reload import Driver, Reload
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.stage import Task, begin_staging
-from seekpoint.jobs.staging.task_errors import TaskEnded, ending_of
+from seekpoint.jobs.staging.task_errors import SparkTaskError, task_error_of
 from seekpoint.records import Partition
 from seekpoint.spark import REDACTED, Env, SparkStager
 from support.log_changes import trim
@@ -258,8 +258,8 @@ def test_errors_survive_the_way_from_a_task_to_the_driver() -> None:
         ReloadOver("over"),
         ConfigError("no"),
     ):
-        carried = ending_of(RuntimeError(f"Job aborted: ...\n{TaskEnded(error)}\n\tat java"))
+        carried = task_error_of(RuntimeError(f"Job aborted: ...\n{SparkTaskError(error)}\n\tat java"))
         assert type(carried) is type(error)
         assert str(carried) == str(error)
         assert vars(carried).items() >= {key: value for key, value in vars(error).items() if value is not None}.items()
-    assert ending_of(RuntimeError("out of memory")) is None
+    assert task_error_of(RuntimeError("out of memory")) is None

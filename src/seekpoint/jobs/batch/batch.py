@@ -25,7 +25,7 @@ from seekpoint.errors import (
 )
 from seekpoint.jobs.batch.dedupe import fold
 from seekpoint.jobs.batch.offsets import Brokers
-from seekpoint.jobs.batch.open import Claims, occupy, open_batch, stale
+from seekpoint.jobs.batch.open import Claims, open_batch, open_claims, stale
 from seekpoint.jobs.batch.publish import publish, totals
 from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.reload import LocalStager, Stager
@@ -149,7 +149,7 @@ class BatchJob:
             if row is None:
                 raise ReloadOver(f"batch {run} is {found.state}: run another one")
             planned = [at.partition for at in tx.positions_of(run)]
-            claims = occupy(tx, self.source, brokers, run, planned, pause=pause)
+            claims = open_claims(tx, self.source, brokers, run, planned, pause=pause)
             driver = Driver(self.engine, self.schema, run_of(row), self.limits)
             reasons = stale(tx, run, claims)
         with self._ending(driver):

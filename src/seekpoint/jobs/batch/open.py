@@ -28,7 +28,7 @@ from seekpoint.records import Partition, storable
 Claims = Mapping[Partition, Claim]
 
 
-def occupy(
+def open_claims(
     tx: Tx, source: PipelineSource, brokers: Brokers, run: UUID, partitions: Sequence[Partition], *, pause: bool
 ) -> Claims:
     """Keep workers away and claim these partitions, as a worker would; the claims count from COMMIT on.
@@ -107,11 +107,11 @@ def open_batch(
 ) -> Claims:
     """Take the group, and put the run on record with its ranges; no claims where there is nothing to read.
 
-    Raises as :func:`occupy` does, and RangeLost.
+    Raises as :func:`open_claims` does, and RangeLost.
     """
     tables = [target.name for target in targets(tx.connection, [source])]
     group = GroupConnection(tx.connection, tx.schema, source.group).execute(LOCK_GROUP).one_or_none()
-    claims = occupy(tx, source, brokers, run, brokers.partitions, pause=pause)
+    claims = open_claims(tx, source, brokers, run, brokers.partitions, pause=pause)
     ends = brokers.plan(claims)
     if all(ends[at] == one.next_offset for at, one in claims.items()):
         let_go(tx.connection, tx.schema, run, [source.group], "nothing was new")

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Tx
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
-from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
+from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.table_copies import watch
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.ledger.sql import reload_run as sql
@@ -85,7 +85,7 @@ def prepare(driver: Driver, passes: CatchUp) -> Report:
         staging = Staging(tx.run.staging_schema)
         offsets = tx.offsets()
         passes.apply(tx, offsets)
-        found = tuple(_compare(TargetTables(tx.connection, staging, target)) for target in passes.targets)
+        found = tuple(_compare(StagingTables(tx.connection, staging, target)) for target in passes.targets)
         dead_letters = _dead_letters(tx, staging)
         tx.execute(sql.DIFFED, its_run=driver.run.id)
     offset_of = {f"{row.consumer_group} {row.topic}/{row.partition}": row.next_offset for row in offsets}
@@ -108,7 +108,7 @@ def differing(target: Target, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(column for column in columns if column not in exact)
 
 
-def _compare(tables: TargetTables) -> Difference:
+def _compare(tables: StagingTables) -> Difference:
     target = tables.target
     tables.run("DROP TABLE IF EXISTS {diff}, {touched}, {seen}")
     tables.run(
@@ -133,7 +133,7 @@ def _compare(tables: TargetTables) -> Difference:
     return _counted(tables)
 
 
-def _keep_seen(tables: TargetTables) -> None:
+def _keep_seen(tables: StagingTables) -> None:
     """Store which transactions' rows are in this snapshot, of those that began when another one was open already.
 
     The merge finds by these, and not by the snapshot's oldest open transaction, what was written since: that one may
@@ -151,7 +151,7 @@ def recall(driver: Driver, found: Sequence[Target]) -> Report:
     """The stored result of this run's comparison, for a later driver; samples and offsets are read now."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
-        tables = tuple(_counted(TargetTables(tx.connection, staging, target)) for target in found)
+        tables = tuple(_counted(StagingTables(tx.connection, staging, target)) for target in found)
         offsets = {f"{at.group} {at.partition}": at.next_offset for at in tx.positions()}
         return Report(tables, offsets, _dead_letters(tx, staging))
 
@@ -160,7 +160,7 @@ def _dead_letters(tx: Tx, staging: Staging) -> int:
     return int(tx.execute(select(func.count()).select_from(staging.dead_letters)).scalar_one())
 
 
-def _counted(tables: TargetTables) -> Difference:
+def _counted(tables: StagingTables) -> Difference:
     counts = dict(tables.rows("SELECT {kind}, count(*) FROM {diff} GROUP BY 1"))
     total = tables.value("SELECT count(*) FROM {built}")
     missing, different = counts.get("missing", 0), counts.get("different", 0) + counts.get(DIFFERENT_KEY, 0)
@@ -169,7 +169,7 @@ def _counted(tables: TargetTables) -> Difference:
     return Difference(tables.target.name, equal, missing, counts.get("extra", 0), different, samples)
 
 
-def _samples(tables: TargetTables) -> tuple[Sample, ...]:
+def _samples(tables: StagingTables) -> tuple[Sample, ...]:
     def texts(alias: str) -> Composable:
         return ident.SQL(", ").join(composed("{column}::text", column=(alias, one)) for one in tables.columns)
 

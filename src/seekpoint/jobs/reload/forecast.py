@@ -15,7 +15,7 @@ from seekpoint.jobs.reload.merge import lost, of_deletes, reaches
 from seekpoint.jobs.run import Driver, Tx
 from seekpoint.jobs.tables.dependencies import MERGE, ties, without_generations
 from seekpoint.jobs.tables.sql_templates import Part, composed, names
-from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
+from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Target
 
 SAMPLE = 20_000  # rows that are written once for the rate
@@ -35,7 +35,7 @@ def forecast(driver: Driver, found: Sequence[Target], differences: Sequence[Diff
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
         for target, difference in zip(found, differences, strict=True):
-            tables = TargetTables(tx.connection, staging, target)
+            tables = StagingTables(tx.connection, staging, target)
             if difference.changes >= FEW:
                 seconds += difference.changes * _rate(tables, min(difference.changes, SAMPLE))
             # The merge searches the live table twice and the rebuilt one once for what was written and deleted since.
@@ -44,7 +44,7 @@ def forecast(driver: Driver, found: Sequence[Target], differences: Sequence[Diff
     return seconds
 
 
-def _rate(tables: TargetTables, sample: int) -> float:
+def _rate(tables: StagingTables, sample: int) -> float:
     """Seconds for a row, measured on a sample; a guess where a table without the live one's defaults refuses that."""
     savepoint = tables.connection.begin_nested()
     try:
@@ -56,7 +56,7 @@ def _rate(tables: TargetTables, sample: int) -> float:
     return seconds
 
 
-def _seconds_a_row(tables: TargetTables, sample: int) -> float:
+def _seconds_a_row(tables: StagingTables, sample: int) -> float:
     """The slower of adding and changing rows of a table with the live one's columns, checks and indexes."""
     tables.run(
         "CREATE {unlogged} TABLE {rate} (LIKE {live} INCLUDING INDEXES INCLUDING GENERATED INCLUDING CONSTRAINTS)"
@@ -78,7 +78,7 @@ def _seconds_a_row(tables: TargetTables, sample: int) -> float:
     return LARGER * max(adding, changing) / added if added else UNSAMPLED
 
 
-def _timed(tables: TargetTables, statement: str, **parts: Part) -> tuple[float, int]:
+def _timed(tables: StagingTables, statement: str, **parts: Part) -> tuple[float, int]:
     """The seconds that a statement takes, and the rows that it touches."""
     began = monotonic()
     touched = tables.run(statement, **parts)
@@ -101,7 +101,7 @@ def require_allowed(
         staging = Staging(tx.run.staging_schema)
         for target, difference in zip(found, differences, strict=True):
             reasons += of_deletes(target, difference.extra, difference.live, bounds)
-            reasons += reaches(TargetTables(tx.connection, staging, target), bounds, deletes=difference.extra)
+            reasons += reaches(StagingTables(tx.connection, staging, target), bounds, deletes=difference.extra)
         if predicted > bounds.max_wait:
             changes, how = sum(difference.changes for difference in differences), others(tx, found)
             reasons.append(

@@ -18,7 +18,7 @@ from seekpoint.jobs.run import Driver, Step
 from seekpoint.jobs.tables.constraints import foreign_keys
 from seekpoint.jobs.tables.dependencies import of_inheritance, referencing
 from seekpoint.jobs.tables.sql_templates import Part, composed, names, regclass, run
-from seekpoint.jobs.tables.staging_schema import Staging, TargetTables, same_key
+from seekpoint.jobs.tables.staging_schema import Staging, StagingTables, same_key
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.postgres.sqlstates import is_transient
 
@@ -49,7 +49,7 @@ def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]
     """Some pages of the difference at a time; none where it is so large that many of its rows share a page."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
-        tables = TargetTables(tx.connection, staging, target)
+        tables = StagingTables(tx.connection, staging, target)
         keys, by_key = _counted(tables)
         pages = tables.value(
             "SELECT pg_relation_size({its}) / current_setting('block_size')::int",
@@ -62,7 +62,7 @@ def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]
         with driver.step("compared") as tx:
             _plan_by_key(tx.connection, True)
             for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):  # read first: no row waits for a disk, locked
-                TargetTables(tx.connection, staging, target).rows(
+                StagingTables(tx.connection, staging, target).rows(
                     "WITH warm AS MATERIALIZED (SELECT live.tableoid FROM {diff} AS diff JOIN {live} AS live ON {same} "
                     "WHERE diff.ctid >= {first}::tid AND diff.ctid < {end}::tid {locked}) SELECT count(*) FROM warm",
                     locked=ident.SQL(locked),
@@ -88,7 +88,7 @@ def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:
     work = []
     for target in ordered:
         bound()
-        tables = TargetTables(tx.connection, Staging(tx.run.staging_schema), target)
+        tables = StagingTables(tx.connection, Staging(tx.run.staging_schema), target)
         keys, by_key = _prepared(tx, tables, bound)
         _require_allowed(tables, by_key, plan)
         work.append((tables, keys, by_key))
@@ -146,7 +146,7 @@ def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[
     return [reason]
 
 
-def reaches(tables: TargetTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
+def reaches(tables: StagingTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
     """Why this table may not be changed, because of what that changes in other tables."""
     target = tables.target
     reasons = [] if bounds.allow_inheritance else of_inheritance(tables.connection, target)
@@ -161,7 +161,7 @@ def reaches(tables: TargetTables, bounds: Bounds, *, deletes: int, touched: bool
     return reasons
 
 
-def _changed(tables: TargetTables, columns: Sequence[str], *, touched: bool) -> int:
+def _changed(tables: StagingTables, columns: Sequence[str], *, touched: bool) -> int:
     """How many live rows would get other values in these columns."""
     if not (wanted := [one for one in differing(tables.target, columns) if one in tables.columns]):
         return 0
@@ -176,7 +176,7 @@ def _changed(tables: TargetTables, columns: Sequence[str], *, touched: bool) -> 
     )
 
 
-def _require_allowed(tables: TargetTables, by_key: bool, plan: Plan) -> None:
+def _require_allowed(tables: StagingTables, by_key: bool, plan: Plan) -> None:
     """Check the bounds again under the lock, with what was written since."""
     target = tables.target
     _plan_by_key(tables.connection, by_key)
@@ -221,7 +221,7 @@ def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[lis
         return list(found), referenced  # only constraints that wait for COMMIT can take that
 
 
-def _prepared(tx: Step, tables: TargetTables, bound: Callable[[], None]) -> tuple[int, bool]:
+def _prepared(tx: Step, tables: StagingTables, bound: Callable[[], None]) -> tuple[int, bool]:
     """Add the keys written since the comparison to the prepared ones; returns how many, and whether to use the index.
 
     The added keys are those that catch-up passes have touched, and those of live rows that any session has written
@@ -248,7 +248,7 @@ def _prepared(tx: Step, tables: TargetTables, bound: Callable[[], None]) -> tupl
     return _counted(tables)
 
 
-def _counted(tables: TargetTables) -> tuple[int, bool]:
+def _counted(tables: StagingTables) -> tuple[int, bool]:
     """How many keys there are, and whether so few that index look-ups are faster."""
     [(keys, total)] = tables.rows(
         "SELECT (SELECT count(*) FROM {diff}), "
@@ -258,7 +258,7 @@ def _counted(tables: TargetTables) -> tuple[int, bool]:
     return int(keys), keys * FEW < total
 
 
-def _add_deleted(tables: TargetTables) -> None:
+def _add_deleted(tables: StagingTables) -> None:
     """Add the keys of live rows that any session has deleted since the comparison; found by counting.
 
     Only live rows that are as they were when the tables were compared are counted: one that was inserted since would
@@ -294,7 +294,7 @@ _INSERT = (
 )
 
 
-def _rewrite(tables: TargetTables, statements: Sequence[str], *, bound: Callable[[], None]) -> None:
+def _rewrite(tables: StagingTables, statements: Sequence[str], *, bound: Callable[[], None]) -> None:
     """Delete, update or insert: prepared keys with the values in ``diff``, touched ones with the rebuilt rows'."""
     target, columns, others = tables.target, tables.columns, tables.others
     kinds = {"extra": "extra", "different": "different", "different_key": DIFFERENT_KEY, "missing": "missing"}

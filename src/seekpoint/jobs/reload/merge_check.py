@@ -6,7 +6,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
-from seekpoint.jobs.tables.staging_schema import TargetTables
+from seekpoint.jobs.tables.staging_schema import StagingTables
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.sinks.catalog import quoted
 
@@ -44,7 +44,7 @@ def hides_rows(connection: Connection, table: Path) -> bool:
 class Kept:
     """Checks that one table's merge took effect, if the table has triggers, rules or row security."""
 
-    def __init__(self, tables: TargetTables) -> None:
+    def __init__(self, tables: StagingTables) -> None:
         self._tables = tables
         self._hooks = list(tables.connection.execute(_HOOKS, {"name": quoted(*tables.target.path)}).scalars())
         if self._hooks:

@@ -20,7 +20,7 @@ from seekpoint.errors import ConfigError, Poison, ReloadOver, ReloadRefused, nee
 from seekpoint.jobs.run import Driver, StagedPosition, Tx, transaction
 from seekpoint.jobs.spark.read import frame_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, resolved
-from seekpoint.jobs.staging.task_errors import ENDS_STAGING, TaskEnded, ending_of
+from seekpoint.jobs.staging.task_errors import ENDS_STAGING, SparkTaskError, task_error_of
 from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.frame_targets import Frame, resolve_frames
 from seekpoint.jobs.tables.sql_templates import Statements, names
@@ -114,7 +114,7 @@ class _Work:
         try:
             written = _in_arrow(frame, part.write).collect()
         except Exception as error:
-            raise ending_of(error) or error from error
+            raise task_error_of(error) or error from error
         return frame.columns, {row.attempt: row.rows for row in written if row.rows}
 
 
@@ -154,12 +154,12 @@ class Part:
                 if rows_:
                     self._require_wanted(tx)
         except ENDS_STAGING as error:
-            raise TaskEnded(error) from error
+            raise SparkTaskError(error) from error
         except Exception as error:
             if not (isinstance(error, Poison) or is_data_error(error)):
                 raise
             why = f"a row of the frame of {'.'.join(self.live)} cannot be written: {one_line(error)}"
-            raise TaskEnded(ReloadRefused([why])) from error
+            raise SparkTaskError(ReloadRefused([why])) from error
         finally:
             engine.dispose()
         yield pa.RecordBatch.from_pydict({"attempt": [path[1]], "rows": [rows_]})

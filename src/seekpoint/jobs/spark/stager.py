@@ -22,7 +22,7 @@ from seekpoint.jobs.run import Driver, Run, transaction
 from seekpoint.jobs.spark.read import context_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged
-from seekpoint.jobs.staging.task_errors import ending_of, endings
+from seekpoint.jobs.staging.task_errors import task_error_of, task_errors
 from seekpoint.jobs.tables.frame_targets import Frame
 from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.ranges import MOST_TASKS, SMALLEST
@@ -120,7 +120,7 @@ class SparkStager:
     def _look(self, engine: Engine, run: Run) -> tuple[dict[str, Staged], dict[int, SeekpointError]]:
         """What the run's tasks have committed, by attempt, and what ended some of them, by number."""
         with transaction(engine, self._schema) as tx:
-            return {one.attempt: one for one in all_staged(tx, run.id)}, endings(tx, run.staging_schema)
+            return {one.attempt: one for one in all_staged(tx, run.id)}, task_errors(tx, run.staging_schema)
 
     def _plan(self, run: Run, tasks: Sequence[Task]) -> dict[str, Any]:
         names = dict(zip(run.groups, run.pipelines, strict=True))
@@ -181,7 +181,7 @@ class _Job:
         if not self._over.wait(seconds):
             return False
         if (error := self._answer.exception()) is not None:
-            raise ending_of(error) or error
+            raise task_error_of(error) or error
         return True
 
     def reported(self) -> set[_Place]:

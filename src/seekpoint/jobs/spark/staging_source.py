@@ -12,7 +12,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.jobs.spark.settings import range_of, resolved
 from seekpoint.jobs.spark.task_source import MessageSource, Plan
 from seekpoint.jobs.staging.stage import stage_range
-from seekpoint.jobs.staging.task_errors import ENDS_STAGING, tell_ending
+from seekpoint.jobs.staging.task_errors import ENDS_STAGING, report_task_error
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.worker.import_by_name import load_pipeline
@@ -35,7 +35,7 @@ class StagingSource(MessageSource):
                 stage_range(engine, schema, resolved(plan["kafka"]), run, pipeline=pipeline, range_=range_)
                 yield group, *range_.partition, range_.start
         except ENDS_STAGING as error:
-            tell_ending(engine, schema, run, error)
+            report_task_error(engine, schema, run, error)
             raise
         finally:
             engine.dispose()

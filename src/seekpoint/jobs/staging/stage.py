@@ -20,7 +20,7 @@ from seekpoint.jobs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
-from seekpoint.jobs.staging.task_errors import make_endings
+from seekpoint.jobs.staging.task_errors import make_task_errors
 from seekpoint.jobs.tables.handler_redirect import silence_notify
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, remember_columns, unlogged
@@ -88,7 +88,7 @@ def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
         staging.left_out.create(tx.connection)
         staging.lost.create(tx.connection)
         _make_dead_letters(tx, staging)
-        make_endings(tx, staging.schema)
+        make_task_errors(tx, staging.schema)
         if any(source.has_handler for source in sources):
             silence_notify(tx.connection, staging.schema)
         remember_writes(tx, staging.schema, sources)

@@ -31,7 +31,7 @@ from seekpoint.records import Partition
 #: damaged can be brought back.
 ENDS_STAGING = (ArchiveDamaged, ConfigError, RangeLost, RangeStuck, ReloadOver, ReloadRefused, TopicRecreated)
 
-_TABLE = "endings"
+_TABLE = "task_errors"
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _ENCODED = re.compile(r"seekpoint:([A-Za-z0-9+/=]+):end")
 
@@ -58,34 +58,34 @@ def error_of(text_: str) -> SeekpointError:
     return ending
 
 
-def make_endings(tx: Tx, staging_schema: str) -> None:
+def make_task_errors(tx: Tx, staging_schema: str) -> None:
     """Create the table in which a run's tasks report what ends it."""
     run(
         tx.connection,
-        "CREATE {unlogged} TABLE {table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, said text NOT NULL)",
+        "CREATE {unlogged} TABLE {table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, error text NOT NULL)",
         unlogged=unlogged(staging_schema),
         table=(staging_schema, _TABLE),
     )
 
 
-def tell_ending(engine: Engine, schema: str, run_id: UUID, error: SeekpointError) -> None:
+def report_task_error(engine: Engine, schema: str, run_id: UUID, error: SeekpointError) -> None:
     """Report it to the driver, which looks each second; there is no report to a run that is gone."""
     with transaction(engine, schema) as tx:
         of = tx.execute(sql.GET_RUN, its_run=run_id).one_or_none()
         if of is not None and is_there(tx.connection, table := (of.staging_schema, _TABLE)):
-            statement = "INSERT INTO {table} (said) VALUES ({said})"
-            run(tx.connection, statement, table=table, said=error_as_text(error))
+            statement = "INSERT INTO {table} (error) VALUES ({error})"
+            run(tx.connection, statement, table=table, error=error_as_text(error))
 
 
-def endings(tx: Tx, staging_schema: str) -> dict[int, SeekpointError]:
+def task_errors(tx: Tx, staging_schema: str) -> dict[int, SeekpointError]:
     """What tasks have reported, by number."""
     if not is_there(tx.connection, table := (staging_schema, _TABLE)):
         return {}
-    found = rows(tx.connection, "SELECT id, said FROM {table} ORDER BY id", table=table)
-    return {number: error_of(said) for number, said in found}
+    found = rows(tx.connection, "SELECT id, error FROM {table} ORDER BY id", table=table)
+    return {number: error_of(text) for number, text in found}
 
 
-class TaskEnded(Exception):  # noqa: N818 -- not an error of the public hierarchy
+class SparkTaskError(Exception):
     """A Spark task raised ``error``; its message carries the error, since Spark passes the driver only text."""
 
     def __init__(self, error: SeekpointError) -> None:
@@ -93,7 +93,7 @@ class TaskEnded(Exception):  # noqa: N818 -- not an error of the public hierarch
         super().__init__(f"{type(error).__name__}: {error}\nseekpoint:{encoded}:end")
 
 
-def ending_of(error: BaseException) -> SeekpointError | None:
+def task_error_of(error: BaseException) -> SeekpointError | None:
     """The error of ours that Spark's exception carries; None where it carries none."""
     if (found := _ENCODED.search(str(error))) is None:
         return _missing(error)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, text
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import values_of
 from seekpoint.jobs.tables.sql_templates import Composable, composed, rows
-from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
+from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.base import TableSink
@@ -180,5 +180,5 @@ def check_references(connection: Connection, staging: Staging, target: Target, i
         )
         for one in its
     )
-    tables = TargetTables(connection, staging, target)
+    tables = StagingTables(connection, staging, target)
     tables.add_trigger("references", "AFTER INSERT OR UPDATE ON {built} FOR EACH ROW", checks)

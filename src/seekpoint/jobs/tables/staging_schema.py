@@ -94,7 +94,7 @@ class Staging:
         return self.schema, f"{attempt}_{number}_gone"
 
 
-class TargetTables(Statements):
+class StagingTables(Statements):
     """Statements on a target's live table, its rebuilt one, and what a comparison of the two keeps beside them.
 
     ``diff`` has the keys of rows that differ or may differ by now, ``touched`` those that were written since, ``seen``

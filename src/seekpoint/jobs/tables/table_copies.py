@@ -7,7 +7,7 @@ from sqlalchemy import Connection, text
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.tables.create_like import LIKE, Sequences, make_like
 from seekpoint.jobs.tables.sql_templates import composed, names, run
-from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
+from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 
@@ -74,7 +74,7 @@ def owned_columns(connection: Connection, staging: Staging, target: Target) -> t
     return tuple(column for column in target.all_columns if column not in drawn)
 
 
-def watch(tables: TargetTables) -> None:
+def watch(tables: StagingTables) -> None:
     """From now on, store which keys of the copy are written, by triggers: a handler's SQL may write any."""
     old, new = (names(tables.target.key, side) for side in ("old", "new"))
     body = composed(

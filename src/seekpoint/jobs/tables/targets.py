@@ -248,7 +248,7 @@ def _current(connection: Connection, view: Sequence[str]) -> Path | None:
 
 
 # Tables of a run, beside what it builds.
-RUNS_OWN = frozenset({"left_out", "lost", "dead_letter", "endings", "crash_check"})
+RUNS_OWN = frozenset({"left_out", "lost", "dead_letter", "task_errors", "crash_check"})
 
 
 def _require_own_names(connection: Connection, handled: Collection[Path]) -> None:

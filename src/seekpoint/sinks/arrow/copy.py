@@ -20,7 +20,7 @@ from seekpoint.sinks.target_table import recalled
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
 
 
-class Copies:
+class ArrowCopies:
     """Takes rows and tables, in order, and sends them by COPY: by a new one where a table has other columns.
 
     RowRefused counts what was taken, from 1: a table is one.
@@ -132,12 +132,12 @@ def open_copies(
     path: Sequence[str],
     columns: Callable[[], Sequence[str] | None],
     in_json: Collection[str] = (),
-) -> Iterator[Copies]:
+) -> Iterator[ArrowCopies]:
     """Copies into ``path`` until the block is left; leaving it waits for the server's answer.
 
     Raises RowRefused for an error of one row or table, else the driver's error as it is.
     """
-    copies: Any = Copies(tx, path, columns, in_json)
+    copies: Any = ArrowCopies(tx, path, columns, in_json)
     try:
         with copies._stack:  # noqa: SLF001 -- the block's other half
             yield copies

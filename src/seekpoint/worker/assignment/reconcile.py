@@ -20,7 +20,7 @@ from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPart
 from seekpoint.worker.assignment.resources import Resources
 
 
-class Standing(Enum):
+class ReconcileCase(Enum):
     """The stored position of an active partition, compared with the expected one; only LOST is under another claim."""
 
     IN_STEP = auto()  # where the batch began, or where the reader is: the same records may be tried again
@@ -30,15 +30,15 @@ class Standing(Enum):
     LOST = auto()  # the claim is another's, or the row is gone
 
 
-def classify(row: Position | None, active: ActivePartition, start: int | None) -> Standing:
+def classify(row: Position | None, active: ActivePartition, start: int | None) -> ReconcileCase:
     """Compare a row with the partition; ``start`` is where the batch in hand begins, None where it has no records."""
     if row is None or row.token != active.claim.token:
-        return Standing.LOST
+        return ReconcileCase.LOST
     if row.next_offset == (active.position if start is None else start):
-        return Standing.IN_STEP
+        return ReconcileCase.IN_STEP
     if row.next_offset == active.position or row.next_offset > active.claim.next_offset:
-        return Standing.COMMITTED_UNSEEN
-    return Standing.ROLLED_BACK if row.next_offset < active.claim.next_offset else Standing.AHEAD
+        return ReconcileCase.COMMITTED_UNSEEN
+    return ReconcileCase.ROLLED_BACK if row.next_offset < active.claim.next_offset else ReconcileCase.AHEAD
 
 
 class Reconciler:
@@ -65,21 +65,21 @@ class Reconciler:
         for partition, active in list(self._partitions.active.items()):
             row, start = rows.get(partition), starts.get(partition)
             standing = classify(row, active, start)
-            if standing is not Standing.IN_STEP:
+            if standing is not ReconcileCase.IN_STEP:
                 dropped.add(partition)
-            if row is None or standing is Standing.LOST:
+            if row is None or standing is ReconcileCase.LOST:
                 self.claim_lost(partition, row)
                 continue
             known, expected = active.claim.next_offset, active.position if start is None else start
             if row.next_offset == active.position:  # the reader is where the ledger is: it reads on
                 active.claim = replace(active.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch)
-            elif standing is not Standing.IN_STEP and (claim := self._reread(active.claim, row)) is not None:
+            elif standing is not ReconcileCase.IN_STEP and (claim := self._reread(active.claim, row)) is not None:
                 fresh[partition] = claim
-            if standing is Standing.COMMITTED_UNSEEN:
+            if standing is ReconcileCase.COMMITTED_UNSEEN:
                 self._announce(
                     events.Resynced(partition=partition, expected=expected, found=row.next_offset, cause="reply lost")
                 )
-            elif standing is Standing.ROLLED_BACK:
+            elif standing is ReconcileCase.ROLLED_BACK:
                 self._claiming.rolled_back(partition, known, row.next_offset)
         self._claiming.activate(fresh)
         return dropped

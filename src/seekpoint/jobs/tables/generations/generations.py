@@ -348,7 +348,7 @@ def _disable(tx: Tx, path: Path) -> None:
     except psycopg.errors.DependentObjectsStillExist as error:
         raise ReloadRefused([f"{'.'.join(path)}: {error.diag.message_detail}: drop that first"]) from error
     run(connection, "LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE", parent=parent)
-    kept = numbers.kept(connection, parent)
+    kept = numbers.kept_sequences(connection, parent)
     run(connection, "ALTER TABLE {parent} DETACH PARTITION {leaf}", parent=parent, leaf=leaf)
     numbers.own(connection, kept, leaf)
     run(connection, "ALTER TABLE {leaf} DROP COLUMN {column}", leaf=leaf, column=(COLUMN,))

@@ -34,7 +34,7 @@ _SEQUENCES = text(
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class SequenceColumn:
     """A column and its sequence; ``identity`` is how the column was declared, where it is to be that again."""
 
     column: str
@@ -42,23 +42,23 @@ class Numbered:
     identity: str | None
 
 
-def kept(connection: Connection, table: Path) -> Sequence[Numbered]:
+def kept_sequences(connection: Connection, table: Path) -> Sequence[SequenceColumn]:
     """The columns whose sequences this table owns."""
     return [
-        Numbered(row.column, (row.schema, row.name), row.said.removeprefix(_NOTE) if _is_noted(row) else None)
+        SequenceColumn(row.column, (row.schema, row.name), row.said.removeprefix(_NOTE) if _is_noted(row) else None)
         for row in _sequences(connection, table)
     ]
 
 
-def loosen(connection: Connection, table: Path) -> Sequence[Numbered]:
+def loosen(connection: Connection, table: Path) -> Sequence[SequenceColumn]:
     """Replace each identity by a sequence of the same name, because several tables can draw from that."""
     for row in _sequences(connection, table):
         if row.identity:
             _loosen(connection, table, row)
-    return kept(connection, table)
+    return kept_sequences(connection, table)
 
 
-def own(connection: Connection, columns: Sequence[Numbered], table: Path) -> None:
+def own(connection: Connection, columns: Sequence[SequenceColumn], table: Path) -> None:
     """Make this table the owner of the sequences, so that they are dropped with it alone."""
     for one in columns:
         run(
@@ -69,7 +69,7 @@ def own(connection: Connection, columns: Sequence[Numbered], table: Path) -> Non
         )
 
 
-def tighten(connection: Connection, columns: Sequence[Numbered], table: Path) -> None:
+def tighten(connection: Connection, columns: Sequence[SequenceColumn], table: Path) -> None:
     """Make columns identities again that were."""
     for one in columns:
         if one.identity is None:

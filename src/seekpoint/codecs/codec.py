@@ -1,0 +1,95 @@
+"""What a codec is, and the functions that a pipeline makes of one: bytes or records to values and keys."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from operator import attrgetter
+from typing import Any, Protocol, is_typeddict, runtime_checkable
+
+import msgspec
+from typing_extensions import TypeVar
+
+from seekpoint.codecs.json import Json
+from seekpoint.codecs.text import Bytes, Text
+from seekpoint.errors import ConfigError, Poison
+from seekpoint.records import RawRecord
+
+V = TypeVar("V", default=Any)
+V_co = TypeVar("V_co", covariant=True)
+
+
+class BytesDecoder(Protocol[V_co]):
+    """Any callable ``bytes -> V``.
+
+    It is a protocol and not a ``Callable`` because mypy infers the values' type from it before it checks handlers.
+    """
+
+    def __call__(self, data: bytes, /) -> V_co:
+        """The value. Any exception makes the record a poison record."""
+
+
+@runtime_checkable
+class RecordCodec(Protocol[V_co]):
+    """A codec that sees the whole record, null values included.
+
+    One that is to decode keys too has ``decode_key(record)``, which is then called for the pipeline's ``key=``.
+    """
+
+    def decode(self, record: RawRecord, /) -> V_co:
+        """The decoded value (or key). Any exception but CodecUnavailable makes the record a poison record."""
+
+
+Codec = BytesDecoder[V] | RecordCodec[V]
+
+
+def _check(codec: Any) -> None:
+    """Raise ConfigError for likely mistakes that would fail at every record."""
+    if isinstance(codec, type) and (hasattr(codec, "decode") or issubclass(codec, Json | Text | Bytes | str)):
+        raise ConfigError(
+            f"{codec.__name__} is a class, and a codec a value: write Json(), Text(), Bytes() or the like"
+        )
+    if isinstance(codec, type) and (issubclass(codec, msgspec.Struct) or is_dataclass(codec) or is_typeddict(codec)):
+        raise ConfigError(f"{codec.__name__} is the values' type, and no codec: did you mean Json({codec.__name__})?")
+    if isinstance(codec, msgspec.json.Decoder | msgspec.msgpack.Decoder):
+        raise ConfigError("a msgspec Decoder decodes bytes, not records: give its method, decoder.decode")
+    if inspect.iscoroutinefunction(codec):
+        raise ConfigError(f"the codec {codec!r} is an async function: its coroutines would never be awaited")
+    if not callable(codec) and not isinstance(codec, RecordCodec):
+        raise ConfigError(f"a codec must be callable or have decode(record), got {codec!r}")
+
+
+def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
+    """A function from a raw record to its decoded value; it raises what the codec raises."""
+    _check(codec)
+    if isinstance(codec, RecordCodec):
+        return codec.decode
+    tombstones = bool(getattr(codec, "tombstones", False))
+
+    def decode(record: RawRecord) -> Any:
+        if record.value is not None:
+            return codec(record.value)
+        if tombstones:
+            return None
+        raise Poison("a null value, and the codec does not declare tombstones=True", record)
+
+    return decode
+
+
+def plain_decoder(codec: Codec) -> Callable[[bytes], Any] | None:
+    """A function from the bytes of a value to the value, for many at once; None where the codec sees whole records."""
+    if isinstance(codec, RecordCodec):
+        return None
+    return codec.plain if type(codec) is Json else codec
+
+
+def key_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
+    """A function from a raw record to its decoded key; a null key is None."""
+    _check(codec)
+    if isinstance(codec, RecordCodec):
+        of_key: Callable[[RawRecord], Any] = getattr(codec, "decode_key", codec.decode)
+        return of_key
+    if isinstance(codec, Bytes):
+        return attrgetter("key")
+    return lambda record: None if record.key is None else codec(record.key)

@@ -604,7 +604,7 @@ BREAKAGES = (
     ),
     breakage(
         "a table is adopted in front of the batches that workers have in hand",
-        "jobs/tables/generations/generations.py",
+        "jobs/tables/generations/manage_generations.py",
         "        tx.execute(LOCK_GROUP, group=group).all()\n"
         "    tx.execute(reload_run.LOCK_OFFSETS, groups=groups).all()\n",
         "        pass\n",

@@ -34,10 +34,10 @@ from seekpoint.cli.options import (
 from seekpoint.cli.output import answer, moment, print_table
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError, ReloadOver
-from seekpoint.jobs.manage_runs.progress import progress_of
 from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run, Runs
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT
-from seekpoint.jobs.tables.generations.generations import Generations
+from seekpoint.jobs.run_progress import progress_of
+from seekpoint.jobs.tables.generations.manage_generations import Generations
 
 app = typer.Typer(
     help="Tables rebuilt from the log: run, resume, status, abort, sweep; enable-, disable- and list generations.",

@@ -10,8 +10,8 @@ from typing import Any
 from seekpoint.cli.errors import masked, plain
 from seekpoint.cli.output import cut, field, moment, numbered, print_table
 from seekpoint.cli.progress_bar import lasting
-from seekpoint.jobs.manage_runs.progress import PartitionProgress, RunProgress
 from seekpoint.jobs.reload import Report, Run
+from seekpoint.jobs.run_progress import PartitionProgress, RunProgress
 
 QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, may be gone
 _OF_A_RUN = (

@@ -173,7 +173,7 @@ def transaction(
             tx.execute(
                 CONFIGURE,
                 lock_timeout=f"{max(1, round(lock_wait * 1000))}ms",
-                application_name=f"{APPLICATION}reload {os.getpid()}",
+                application_name=f"{APPLICATION}job {os.getpid()}",
             )
             tx.execute(sql.UNHURRIED)
             yield tx

@@ -11,7 +11,7 @@ workers' Python must have this package, so ``PYSPARK_PYTHON`` is the driver's in
 
 from __future__ import annotations
 
-from seekpoint.jobs.batch.spark import batch
+from seekpoint.jobs.spark.batch import batch
 from seekpoint.jobs.spark.export import export
 from seekpoint.jobs.spark.read import read, stored_ranges
 from seekpoint.jobs.spark.settings import REDACTED, Env

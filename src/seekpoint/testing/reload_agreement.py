@@ -13,10 +13,9 @@ from seekpoint.jobs.run import Tx
 from seekpoint.jobs.staging.savepoints import Parts
 from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.frame_targets import Frame, resolve_frames
-from seekpoint.jobs.tables.handler_redirect import Redirect
+from seekpoint.jobs.tables.handler_copies import Redirect, make_copy, owned_columns
 from seekpoint.jobs.tables.sql_templates import name, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging
-from seekpoint.jobs.tables.table_copies import make_copy, owned_columns
 from seekpoint.jobs.tables.targets import PipelineSource, Target, aimed, aimed_pipeline, sources, targets
 from seekpoint.kafka.ranges import Piece
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
@@ -91,7 +90,7 @@ class _Trial:
 
     def compare(self, target: Target, frame: Frame, spark: SparkSession, records: Sequence[RawRecord]) -> str | None:
         """What there is to say of one table; None where both agree."""
-        from seekpoint.jobs.spark.read_source import SCHEMA  # noqa: PLC0415 -- pyspark
+        from seekpoint.jobs.spark.data_sources import SCHEMA  # noqa: PLC0415 -- pyspark
 
         result = frame(spark.createDataFrame(list(map(_row, records)), SCHEMA))
         computed = (self._staging.schema, f"frame_{target.staged}")

@@ -221,7 +221,7 @@ def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_go_on(
     with shop.engine.connect() as holder:
         holder.execute(text(f"SELECT 1 FROM {shop.schema}.partition_offset FOR UPDATE"))
         process = terminal.process("reload", "run")
-        wait_for_lock(shop, "application_name", f"%reload {process.pid}")
+        wait_for_lock(shop, "application_name", f"%job {process.pid}")
         process.send_signal(number)
         out, said = process.communicate(timeout=60)
     (run,) = terminal.look("reload", "status")

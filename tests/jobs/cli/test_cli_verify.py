@@ -100,7 +100,7 @@ def test_a_verify_that_is_stopped_leaves_nothing(terminal: Terminal, shop: Shop)
     with shop.engine.connect() as holder:
         holder.execute(text(f"LOCK TABLE {shop.schema}.orders IN ACCESS EXCLUSIVE MODE"))
         process = terminal.process("verify")
-        wait_for_lock(shop, "application_name", f"%reload {process.pid}")
+        wait_for_lock(shop, "application_name", f"%job {process.pid}")
         process.send_signal(signal.SIGINT)
         out, said = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")

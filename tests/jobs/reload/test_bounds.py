@@ -13,7 +13,7 @@ from seekpoint.errors import ConfigError, CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload import Reload, Report, cutover
 from seekpoint.jobs.reload import cutover_limits as bounds
 from seekpoint.jobs.reload.catch_up import CatchUp
-from seekpoint.jobs.reload.forecast import UNSAMPLED
+from seekpoint.jobs.reload.merge_preconditions import UNSAMPLED
 from support.before_cutover import FIRST, diffed, reloaded, resume, settled, started
 from support.reload_orders import Shop, doubled, of, pipeline
 from support.reload_process import Reloader

@@ -18,7 +18,7 @@ from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Driver, Generation, Generations, Reload
 from seekpoint.jobs.run import transaction
 from seekpoint.jobs.tables.generations import generation_tables as leaves
-from seekpoint.jobs.tables.generations import generations as adopting
+from seekpoint.jobs.tables.generations import manage_generations as adopting
 from seekpoint.sinks.copy import driver_of
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, started
 from support.ledger_desk import backend
@@ -413,7 +413,7 @@ def test_nothing_is_adopted_while_a_reload_is_open(full: Shop) -> None:
 
 
 def test_a_lock_that_cannot_be_had_leaves_the_table_as_it_was(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.TRIES", 2)
+    monkeypatch.setattr("seekpoint.jobs.tables.generations.manage_generations.TRIES", 2)
     with (
         reading(full, "READ COMMITTED", "SELECT * FROM {schema}.orders"),
         pytest.raises(psycopg.errors.LockNotAvailable),
@@ -427,8 +427,8 @@ def test_a_lock_that_cannot_be_had_leaves_the_table_as_it_was(full: Shop, monkey
 def test_an_adoption_that_was_cut_short_is_taken_up(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process died behind the first step: the column is there."""
     with monkeypatch.context() as patch:
-        patch.setattr("seekpoint.jobs.tables.generations.generations._enable", lambda *_: 1 / 0)
-        patch.setattr("seekpoint.jobs.tables.generations.generations._unmark", lambda *_: None)
+        patch.setattr("seekpoint.jobs.tables.generations.manage_generations._enable", lambda *_: 1 / 0)
+        patch.setattr("seekpoint.jobs.tables.generations.manage_generations._unmark", lambda *_: None)
         with pytest.raises(ZeroDivisionError):
             adopt(full)
     adopt(full)

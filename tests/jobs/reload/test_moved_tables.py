@@ -169,7 +169,7 @@ def test_workers_are_waited_for_before_anything_that_readers_want(
     """However long a batch is: one try is enough, and readers go on meanwhile."""
     if moves == 2:
         move(full, "orders")
-    monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.TRIES", 1)
+    monkeypatch.setattr("seekpoint.jobs.tables.generations.manage_generations.TRIES", 1)
     where = "orders" if moves == 1 else "orders_g1"
     with full.engine.connect() as worker:
         worker.execute(text(f"SELECT FROM {full.schema}.partition_offset FOR NO KEY UPDATE"))
@@ -185,8 +185,8 @@ def test_workers_are_waited_for_before_anything_that_readers_want(
 def test_a_table_is_given_up_in_the_order_in_which_readers_lock_it(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """First the view and then what is behind it: or a busy reader and we would each have what the other wants."""
     move(full, "orders")
-    monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.TRIES", 1)
-    monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.DDL_WAIT", 30_000)
+    monkeypatch.setattr("seekpoint.jobs.tables.generations.manage_generations.TRIES", 1)
+    monkeypatch.setattr("seekpoint.jobs.tables.generations.manage_generations.DDL_WAIT", 30_000)
     with full.engine.connect() as reader:
         # Parsed, and not planned: it has the view's lock, and not yet the tables' behind it.
         reader.execute(text(f"CREATE TEMPORARY VIEW parsed AS SELECT * FROM {full.schema}.orders"))

@@ -34,7 +34,7 @@ BEHIND_COMMIT = (
     PLAIN
     + ONCE
     + """
-from seekpoint.jobs.spark import staging_source
+from seekpoint.jobs.spark import data_sources as staging_source
 
 stage_range = staging_source.stage_range
 

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from kafka.test_odd_records import produce_by_hand
 from seekpoint import Partition
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck
-from seekpoint.jobs.spark.read_source import ARROW, SCHEMA
+from seekpoint.jobs.spark.data_sources import ARROW, SCHEMA
 from seekpoint.kafka.ranges import Range
 from seekpoint.spark import Env, read, stored_ranges
 from support.archive import Vault

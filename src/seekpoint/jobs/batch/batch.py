@@ -24,10 +24,9 @@ from seekpoint.errors import (
     TopicRecreated,
 )
 from seekpoint.jobs.batch.dedupe import fold
-from seekpoint.jobs.batch.offsets import Brokers
-from seekpoint.jobs.batch.open import Claims, open_batch, open_claims, stale
+from seekpoint.jobs.batch.open import Brokers, Claims, open_batch, open_claims, stale
 from seekpoint.jobs.batch.publish import publish, totals
-from seekpoint.jobs.manage_runs.runs import Runs
+from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload import LocalStager, Stager
 from seekpoint.jobs.run import Driver, Progress, Run, Step, run_of, this_driver, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, require_width, stage_missing

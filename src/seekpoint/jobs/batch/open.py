@@ -8,22 +8,24 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from seekpoint.errors import BatchRefused
-from seekpoint.jobs.batch.offsets import Brokers
+from seekpoint.errors import BatchRefused, ConfigError, RangeLost
+from seekpoint.jobs.reload.open import insert_run
 from seekpoint.jobs.run import PAUSER, StagedPosition, Tx, let_go, pauser, this_driver
 from seekpoint.jobs.tables.dependencies import prefix_of
 from seekpoint.jobs.tables.targets import PipelineSource, targets
+from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.range_checks import bounded_config, require_known
+from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim
 from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
 from seekpoint.ledger.declaration import Declaration
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import batch as sql
-from seekpoint.ledger.sql import reload_run as runs
 from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import schema_translation
-from seekpoint.records import Partition, storable
+from seekpoint.records import Partition
 
 Claims = Mapping[Partition, Claim]
 
@@ -109,30 +111,16 @@ def open_batch(
 
     Raises as :func:`open_claims` does, and RangeLost.
     """
-    tables = [target.name for target in targets(tx.connection, [source])]
+    found = targets(tx.connection, [source])
     group = GroupConnection(tx.connection, tx.schema, source.group).execute(LOCK_GROUP).one_or_none()
     claims = open_claims(tx, source, brokers, run, brokers.partitions, pause=pause)
     ends = brokers.plan(claims)
     if all(ends[at] == one.next_offset for at, one in claims.items()):
         let_go(tx.connection, tx.schema, run, [source.group], "nothing was new")
         return {}
-    pipeline = source.pipeline
-    row = {
-        "id": run,
-        "groups": [source.group],
-        "tables": tables,
-        "strategy": "batch",
-        "pipelines": [source.name],
-        "version_from": [pipeline.version if group is None else group.version],
-        "version_to": [pipeline.version],
-        "state": "opened",
-        "driver_epoch": 1,
-        "driver": storable(this_driver()),
-        "staging_schema": prefix_of(tx.connection, "seekpoint_batch_") + run.hex[:12],
-        "actor": storable(actor),
-        "reason": storable(reason),
-    }
-    tx.execute(runs.INSERT_RUN, [row])
+    versions = [source.pipeline.version if group is None else group.version]
+    prefix = prefix_of(tx.connection, "seekpoint_batch_")
+    insert_run(tx, run, [source], found, versions, strategy="batch", prefix=prefix, actor=actor, reason=reason)
     positions = []
     for at, one in claims.items():
         begin = one.next_offset
@@ -149,3 +137,62 @@ def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
         for at in tx.positions_of(run)
         if claims[at.partition].next_offset != at.first_offset
     ]
+
+
+class Brokers:
+    """Asks as a worker of the same ``kafka`` mapping would; ``partitions`` and ``ids`` are as of now.
+
+    Raises KafkaUnavailable, and ConfigError for a topic that does not exist and a mapping that no consumer takes.
+    """
+
+    def __init__(self, kafka: Mapping[str, Any], pipeline: Pipeline, timeout: float) -> None:
+        require_known(kafka)
+        config = bounded_config(kafka)
+        self._identity = Identity(config, timeout)
+        self._readable = Watermarks(self._identity, committed=config["isolation.level"] != "read_uncommitted")
+        self._written = Watermarks(self._identity, committed=False)
+        self._pipeline = pipeline
+        self.cluster_id = self._identity.cluster_id()
+        counts = self._identity.partitions(pipeline.topics)
+        self.partitions = [Partition(topic, n) for topic in pipeline.topics for n in range(counts[topic])]
+        self.ids = self._ids()
+
+    def _ids(self) -> dict[str, UUID]:
+        found = self._identity.ask(self._pipeline.topics).result()
+        if gone := sorted(topic for topic, topic_id in found.items() if topic_id is None):
+            raise ConfigError(f"topic {gone[0]!r} was deleted a moment ago: create it, or correct topics=")
+        return {topic: topic_id for topic, topic_id in found.items() if topic_id is not None}
+
+    def start(self, topic: str) -> Mapping[Partition, int]:
+        """The first positions of a topic that the group has not read, as the pipeline's StartAt says."""
+        return self._readable.resolve(topic, self._pipeline.start, self._pipeline.group)
+
+    def ends(self) -> dict[Partition, int]:
+        """The offsets after the last records that can be read now."""
+        return {at: edge.offset for at, edge in self._readable.ends(self.partitions).items()}
+
+    def plan(self, claims: Mapping[Partition, Claim]) -> dict[Partition, int]:
+        """Where each partition's range ends; where it begins, if there is nothing new.
+
+        Raises RangeLost where the log does not have the position (any more).
+        """
+        ends = {at: edge.offset for at, edge in self._readable.ends(claims).items()}
+        starts, written = self._readable.starts(claims), self._written.ends(claims)
+        for at, one in claims.items():
+            if (first := starts[at].offset) > one.next_offset:
+                raise RangeLost(
+                    at,
+                    one.next_offset,
+                    f"retention has passed it: the first offset left is {first}. Ledger.reset_offset({at.topic!r}, "
+                    f"{at.number}, to={first}, log=({first}, {written[at].offset}), reason=..., lost='retention') "
+                    "gives the records between up, on record; then run the batch again",
+                )
+            if one.next_offset > (end := written[at].offset):
+                raise RangeLost(
+                    at,
+                    one.next_offset,
+                    f"it is past the end of the log ({end}): the log was truncated, or belongs to other brokers. "
+                    f"Check bootstrap.servers; where the log was truncated, decide: Ledger.reset_offset({at.topic!r}, "
+                    f"{at.number}, to={end}, log=({first}, {end}), reason=...) continues there",
+                )
+        return {at: max(one.next_offset, ends[at]) for at, one in claims.items()}

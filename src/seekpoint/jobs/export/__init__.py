@@ -1,7 +1,6 @@
 """Export: the log up to the stored offsets as files, whose manifest is a row in the ledger; and reading them back."""
 
-from seekpoint.jobs.export.archive import Archive
-from seekpoint.jobs.export.archived_reader import ArchivedReader
+from seekpoint.jobs.export.archive import Archive, ArchivedReader
 from seekpoint.jobs.export.export import Export, Exported
 from seekpoint.jobs.export.manifest import Entry, Written
 

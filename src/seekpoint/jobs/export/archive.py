@@ -1,14 +1,15 @@
-"""An archive: Parquet files of records below one root, listed in the ledger's table ``export_manifest``."""
+"""An archive: Parquet files of records, listed in ``export_manifest``; and ranges read from it and from the log."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 from uuid import UUID
 
 from sqlalchemy import URL, Engine
@@ -16,9 +17,11 @@ from sqlalchemy import URL, Engine
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.jobs.export.manifest import Entry, Tx, holes, transaction
 from seekpoint.jobs.export.storage import Storage, below, named, place
-from seekpoint.kafka.ranges import Piece, Range
+from seekpoint.kafka.range_checks import RangeChecks
+from seekpoint.kafka.ranges import Piece, Range, read_range
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import postgres_engine
+from seekpoint.records import offsets_of
 
 DAY = timedelta(days=1)
 
@@ -158,10 +161,47 @@ def manifest_of(archive: Archive) -> AbstractContextManager[Tx]:
     return transaction(archive.engine, archive.schema, archive.name)
 
 
-def up_to(range_: Range, offset: int) -> tuple[Range, Range]:
-    """What of the range lies before the offset, and what from there on."""
-    at = min(max(offset, range_.start), range_.end)
-    return replace(range_, end=at), replace(range_, start=at)
+class ArchivedReader:
+    """Reads ranges of a log whose beginning is in ``archive``; without one, of the log alone.
+
+    What both have is read from the log. ``kafka`` is the workers' own configuration. Making one does no I/O.
+    """
+
+    def __init__(self, kafka: Mapping[str, Any], archive: Archive | None = None) -> None:
+        self._kafka, self._archive = kafka, archive
+
+    @classmethod
+    def of(cls, kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> Self:
+        """The reader of a run with this archive, as :meth:`Archive.spec` describes it; None: the run has none."""
+        return cls(kafka, None if archive is None else Archive.of(archive, engine))
+
+    def read(self, range_: Range) -> Iterator[Piece]:
+        """Every record of the range, in pieces; they count once the iteration has ended without an error.
+
+        Retention may pass while it is read: then it continues in the archive. Raises what ``kafka.ranges.read_range``
+        and ``Archive.read_range`` raise: RangeLost where neither has the next record.
+        """
+        if self._archive is None:
+            yield from read_range(self._kafka, range_)
+            return
+        checks, left = RangeChecks(self._kafka), range_
+        while left.start < left.end:
+            log_start = min(max(_log_start(checks, left), left.start), left.end)
+            yield from self._archive.read_range(replace(left, end=log_start))
+            left = replace(left, start=log_start)
+            position = left.start
+            try:
+                for piece in read_range(self._kafka, left):
+                    yield piece
+                    position = offsets_of(piece.records)[-1] + 1
+                return
+            except RangeLost:
+                left = replace(left, start=position)
+                if _log_start(checks, left) <= position:
+                    raise  # it is not retention
 
 
-__all__ = ["Archive", "manifest_of", "up_to"]
+def _log_start(checks: RangeChecks, range_: Range) -> int:
+    """Where the log begins now. Raises TopicRecreated, and RangeLost where there is no such topic any more."""
+    checks.check(checks.ask([range_.partition.topic]), range_.partition, range_.topic_id, range_.start)
+    return checks.readable.starts([range_.partition])[range_.partition].offset

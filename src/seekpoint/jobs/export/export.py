@@ -11,7 +11,6 @@ from uuid import UUID, uuid4
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, RangeLost
-from seekpoint.jobs.export.applied import applied
 from seekpoint.jobs.export.archive import Archive, manifest_of
 from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes
 from seekpoint.kafka.range_checks import RangeChecks
@@ -140,11 +139,11 @@ class Export:
         """Where the logs begin, of the topics that the positions belong to."""
         if not behind:
             return {}
-        outlook = RangeChecks(self.kafka)
-        asked = outlook.ask({at.partition.topic for at in behind})
+        checks = RangeChecks(self.kafka)
+        asked = checks.ask({at.partition.topic for at in behind})
         for at in behind:
-            outlook.check(asked, at.partition, at.topic_id, at.next_offset)
-        return {at: edge.offset for at, edge in outlook.readable.starts([at.partition for at in behind]).items()}
+            checks.check(asked, at.partition, at.topic_id, at.next_offset)
+        return {at: edge.offset for at, edge in checks.readable.starts([at.partition for at in behind]).items()}
 
     def _of(self, at: Position, chain: Sequence[Entry], log_start: int) -> Iterator[Range]:
         """One partition's ranges that neither the archive has nor retention has taken."""
@@ -219,3 +218,23 @@ def _left(at: Position, chain: Sequence[Entry]) -> list[tuple[int, int]]:
     """What the group has applied and the archive does not have; with what lies between, if the archive ends before."""
     begin = min(at.first_offset, max((entry.end for entry in chain), default=at.first_offset))
     return holes(chain, begin, at.next_offset)
+
+
+def applied(ledger: Ledger, topics: str | Collection[str] | None = None) -> list[Position]:
+    """The positions of the ledger's group in these topics (by default all), as of one moment.
+
+    Raises ConfigError for a group or a topic that the ledger does not have.
+    """
+    found = ledger.read()
+    if not found:
+        raise ConfigError(
+            f"the ledger in schema {ledger.schema!r} has no offsets of group {ledger.group!r}: correct the name or the "
+            "schema (Ledger(engine, group, schema=...)), or start a worker once"
+        )
+    known = {at.partition.topic for at in found}
+    wanted = known if topics is None else {topics} if isinstance(topics, str) else set(topics)
+    if strange := sorted(wanted - known):
+        raise ConfigError(
+            f"group {ledger.group!r} has no offsets of {', '.join(strange)}; it reads {', '.join(sorted(known))}"
+        )
+    return [at for at in found if at.partition.topic in wanted]

@@ -1,13 +1,13 @@
 """Reload: build the rows of pipelines' tables from the log again, and publish them in one transaction."""
 
-from seekpoint.jobs.manage_runs.runs import Runs
+from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload.compare import Difference, Report, Sample
 from seekpoint.jobs.reload.cutover import CutOver
 from seekpoint.jobs.reload.reload import Reload
 from seekpoint.jobs.run import Driver, Run, StagedPosition
 from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, stage_range
-from seekpoint.jobs.tables.generations.generations import Generation, Generations
+from seekpoint.jobs.tables.generations.manage_generations import Generation, Generations
 
 __all__ = [
     "CutOver",

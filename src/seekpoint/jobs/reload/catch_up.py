@@ -14,10 +14,9 @@ from seekpoint.jobs.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.extend_snapshot import Key, add_positions, key_of, require_unmoved
 from seekpoint.jobs.staging.savepoints import Parts, all_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out, left_out_of
-from seekpoint.jobs.tables.handler_redirect import Redirect
+from seekpoint.jobs.tables.handler_copies import Redirect, owned_columns
 from seekpoint.jobs.tables.sql_templates import rows
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, remembered_columns
-from seekpoint.jobs.tables.table_copies import owned_columns
 from seekpoint.jobs.tables.targets import PipelineSource, Target, aimed, aimed_pipeline, targets
 from seekpoint.kafka.ranges import IDLE, Piece, Range, RangeFollower
 from seekpoint.ledger.dead_letters import dead_letter_of
@@ -43,23 +42,19 @@ class CatchUp:
             self.targets = targets(tx.connection, sources)
             known = {t.path: remembered_columns(tx.connection, self._staging.table(t)) for t in self.targets}
         self._pipelines: dict[str, Pipeline] = {}
-        self._shadows: dict[str, Redirect] = {}
+        self._redirects: dict[str, Redirect] = {}
         self._sinks: dict[str, list[tuple[Target, TableSink]]] = {}
-        self._keys: dict[str, list[tuple[int, Target, TableSink]]] = {}
         for n, source in enumerate(sources):
-            of = {feed.number: target for target in self.targets for feed in target.feeds if feed.source == n}
-            sinks = {feed.number: aimed(feed.sink, self._staging.table(target))
+            feeds = {feed.number: (target, aimed(feed.sink, self._staging.table(target)))
                      for target in self.targets for feed in target.feeds if feed.source == n}  # fmt: skip
-            for number, sink in sinks.items():
-                if sink.written is None and (columns := known[of[number].path]) is not None:
+            self._sinks[source.group] = sinks = [feeds[number] for number in range(len(feeds))]
+            for target, sink in sinks:
+                if sink.written is None and (columns := known[target.path]) is not None:
                     sink._know(tuple(one for one in columns if one not in sink.provenance.values()))  # noqa: SLF001
-            self._pipelines[source.group] = aimed_pipeline(source.pipeline, [sinks[i] for i in sorted(sinks)])
-            self._sinks[source.group] = [(of[i], sinks[i]) for i in sorted(sinks)]
-            # What a handler's statements touch, the copies note by themselves.
-            self._keys[source.group] = [(i, of[i], sinks[i]) for i in sorted(sinks) if not of[i].handled_as]
+            self._pipelines[source.group] = aimed_pipeline(source.pipeline, [sink for _, sink in sinks])
             if (handle := source.pipeline.handle) is not None:
-                self._shadows[source.group] = shadow = Redirect(source.group, self._staging.schema, self.targets)
-                self._pipelines[source.group].handle = shadow.handler(handle)
+                self._redirects[source.group] = redirect = Redirect(source.group, self._staging.schema, self.targets)
+                self._pipelines[source.group].handle = redirect.handler(handle)
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +100,7 @@ class CatchUp:
         positions = self._positions(tx, offsets)
         now = {key_of(row): row.next_offset for row in offsets}
         ends: dict[Key, int] = {}
-        for group in self._shadows:
+        for group in self._redirects:
             mine = {at: p for (of, at), p in positions.items() if of == group}
             below = {at: p for at, p in mine.items() if p.next_offset < p.end_offset}
             behind = below or {at: p for at, p in mine.items() if p.next_offset < now[group, at]}
@@ -140,7 +135,7 @@ class CatchUp:
         keep_dead_letters(
             tx, self._staging, pipeline, parts.outcome.dead_letters, {at.topic: p.topic_id for at, p in mine.items()}
         )
-        self._shadows[group].check(tx)
+        self._redirects[group].check(tx)
 
     def _written(self, tx: Step, target: Target) -> tuple[str, ...] | None:
         """The columns that the pipelines write; None where that is not known."""
@@ -176,8 +171,8 @@ class CatchUp:
             follower = self._follower(group, mine, ids)
             all_of(parts, follower.read_to(behind, idle=idle), lambda r: (r.topic, r.partition, r.offset) in dead)
         keep_dead_letters(tx, self._staging, pipeline, parts.outcome.dead_letters, ids)
-        if group in self._shadows:
-            self._shadows[group].check(tx)
+        if group in self._redirects:
+            self._redirects[group].check(tx)
         return parts.outcome.applied + len(parts.outcome.dead_letters)
 
     def _held(self, tx: Step, group: str) -> dict[tuple[str, bytes], int]:
@@ -230,7 +225,9 @@ class CatchUp:
             return None
 
         def seen(part: Sequence[DecodedRecord]) -> None:
-            for number, target, sink in self._keys[group]:
+            for number, (target, sink) in enumerate(self._sinks[group]):
+                if target.handled_as:
+                    continue  # the copy's triggers store what a handler's statements touch
                 touched = (self._staging.schema, f"touched_{target.staged}")
                 with open_copy(tx.connection, touched, partial(tuple, target.key)) as copy:
                     copy.write(_keys(part, number, target, sink))

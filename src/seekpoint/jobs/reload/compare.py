@@ -11,9 +11,9 @@ from sqlalchemy import func, select
 
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Tx
+from seekpoint.jobs.tables.handler_copies import watch
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
-from seekpoint.jobs.tables.table_copies import watch
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.ledger.sql import reload_run as sql
 

@@ -13,8 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import CutOverRefused, KafkaUnavailable, RangeStuck, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
-from seekpoint.jobs.reload.forecast import allow_wait, others
 from seekpoint.jobs.reload.merge import merge
+from seekpoint.jobs.reload.merge_preconditions import allow_wait, others
 from seekpoint.jobs.reload.publish import attach, make_current, swap
 from seekpoint.jobs.run import Driver, Run, Step, Tx, how_it_ended, run_of, transaction
 from seekpoint.jobs.tables.sql_templates import composed, names, run

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete
+from sqlalchemy import Row, delete
 
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.run import Driver, StagedPosition
 from seekpoint.jobs.staging.extend_snapshot import CatchUpProgress, key_of
 from seekpoint.jobs.tables.constraints import breaks, check_references, references
 from seekpoint.jobs.tables.sql_templates import run
-from seekpoint.jobs.tables.staging_schema import Staging
+from seekpoint.jobs.tables.staging_schema import Staging, of_partition
 from seekpoint.jobs.tables.targets import REPLACING, PipelineSource, Target
 from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.sqlstates import is_conflict
@@ -61,20 +61,11 @@ def _begins_again(driver: Driver, handled: Collection[str], found: Sequence[Targ
         positions = [at for at in tx.positions() if at.group in handled]
         tx.advance({(at.group, at.partition): at.first_offset for at in positions})
         for at in positions:
-            letters, left_out = staging.dead_letters.c, staging.left_out.c
-            tx.connection.execute(delete(staging.dead_letters).where(*_of(at, letters)))
-            tx.connection.execute(
-                delete(staging.left_out).where(*_of(at, left_out), left_out.record_offset >= at.end_offset)
-            )
+            dead_letters, left_out = staging.dead_letters.c, staging.left_out.c
+            tx.execute(delete(staging.dead_letters).where(*of_partition(dead_letters, at.group, at.partition)))
+            after = left_out.record_offset >= at.end_offset
+            tx.execute(delete(staging.left_out).where(*of_partition(left_out, at.group, at.partition), after))
     return True
-
-
-def _of(at: StagedPosition, columns: Any) -> tuple[ColumnElement[bool], ...]:
-    return (
-        columns.consumer_group == at.group,
-        columns.topic == at.partition.topic,
-        columns.partition == at.partition.number,
-    )
 
 
 def _catch_up(

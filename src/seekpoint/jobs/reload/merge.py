@@ -11,12 +11,12 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, ReloadRefused
-from seekpoint.jobs.reload.compare import DIFFERENT_KEY, differing, distinct
-from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget, Plan
+from seekpoint.jobs.reload.compare import DIFFERENT_KEY, distinct
+from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Budget, Plan
 from seekpoint.jobs.reload.merge_check import Kept
+from seekpoint.jobs.reload.merge_preconditions import lost, of_deletes, reaches
 from seekpoint.jobs.run import Driver, Step
 from seekpoint.jobs.tables.constraints import foreign_keys
-from seekpoint.jobs.tables.dependencies import of_inheritance, referencing
 from seekpoint.jobs.tables.sql_templates import Part, composed, names, regclass, run
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables, same_key
 from seekpoint.jobs.tables.targets import Target
@@ -120,60 +120,7 @@ def _exchanged(target: Target, error: psycopg.Error) -> str:
     )
 
 
-# -- what is not done unless it is allowed -------------------------------------------------------------------------
-
-
-def lost(target: Target, count: int) -> str:
-    """Why rows of a compacted topic's table are not deleted."""
-    return (
-        f"{target.name}: {count} live rows are not in the rebuilt table, and its topic is compacted: the records that "
-        "they were made of may be gone. Rebuild it from a topic that has every record, or delete the rows "
-        "that no record explains (`seekpoint verify` shows them) and open another run"
-    )
-
-
-def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[str]:
-    """Why so many rows of the table are not deleted."""
-    live = max(live, deletes)  # of rows that came since they were counted
-    if deletes <= bounds.max_deletes * live:
-        return []
-    share = deletes / max(live, 1)
-    reason = (
-        f"{target.name}: {deletes} of {live} live rows ({share:.0%}) are not in the rebuilt table and would go, "
-        f"more than {bounds.max_deletes:.0%}: look at them with `seekpoint verify`; if they are to go, `seekpoint "
-        f"reload resume --max-deletes {min(1.0, round(share + 0.005, 2)):g}` (Reload(…, max_deletes=…))"
-    )
-    return [reason]
-
-
-def reaches(tables: StagingTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
-    """Why this table may not be changed, because of what that changes in other tables."""
-    target = tables.target
-    reasons = [] if bounds.allow_inheritance else of_inheritance(tables.connection, target)
-    if bounds.allow_cascades:
-        return reasons
-    remedy = "allow it by --allow-cascades (Reload(…, allow_cascades=True))"
-    for key in referencing(tables.connection, target):
-        if key.on_delete and deletes:
-            reasons.append(f"{target.name}: {deletes} rows would be deleted, and {key}: {remedy}")
-        if key.on_update and (changed := _changed(tables, key.columns, touched=touched)):
-            reasons.append(f"{target.name}: {changed} rows would get other values, and {key}: {remedy}")
-    return reasons
-
-
-def _changed(tables: StagingTables, columns: Sequence[str], *, touched: bool) -> int:
-    """How many live rows would get other values in these columns."""
-    if not (wanted := [one for one in differing(tables.target, columns) if one in tables.columns]):
-        return 0
-    return int(
-        tables.value(
-            "SELECT count(*) FROM {diff} AS diff JOIN {live} AS live USING ({key}) JOIN {built} AS built USING ({key}) "
-            "WHERE diff.{kind} IN ('different', {different_key}, {touched_kind}) AND {distinct}",
-            different_key=DIFFERENT_KEY,
-            touched_kind="touched" if touched else None,
-            distinct=distinct(wanted, "live", "built"),
-        )
-    )
+# -- under the lock ------------------------------------------------------------------------------------------------
 
 
 def _require_allowed(tables: StagingTables, by_key: bool, plan: Plan) -> None:

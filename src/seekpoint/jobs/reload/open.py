@@ -10,7 +10,7 @@ from sqlalchemy import Row
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import Archive
-from seekpoint.jobs.manage_runs.runs import Runs
+from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload.merge_check import hides_rows
 from seekpoint.jobs.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
@@ -71,39 +71,49 @@ def open_run(
         reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
         if reasons := reasons + _of_runs(tx, [target.name for target in found]):
             raise ReloadRefused(reasons)
-        why = {"actor": storable(actor), "reason": storable(reason), "archive": archive and archive.spec()}
-        tx.execute(sql.INSERT_RUN, [_row(tx, run, sources, found, known, strategy=strategy) | why])
+        prefix = GENERATION if strategy == "generation" else "seekpoint_reload_"
+        if strategy in COMPARED:  # the other strategies publish their tables: those are logged
+            prefix = prefix_of(tx.connection, prefix)
+        versions = [known[source.group].version for source in sources]
+        why: dict[str, Any] = {"actor": actor, "reason": reason, "archive": archive}
+        insert_run(tx, run, sources, found, versions, strategy=strategy, prefix=prefix, **why)
         tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
         driver = Driver(runs.engine, runs.schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), runs.limits)
         driver.notes = tuple(notes(tx.connection, found)) if strategy == "merge" else ()
         return driver
 
 
-def _row(
+def insert_run(
     tx: Tx,
     run: UUID,
     sources: Sequence[PipelineSource],
     found: Sequence[Target],
-    known: Mapping[str, Row[Any]],
+    versions: Sequence[int],
     *,
     strategy: str,
-) -> dict[str, Any]:
-    """The row of a run that is opened now."""
-    prefix = GENERATION if strategy == "generation" else "seekpoint_reload_"
-    return {
+    prefix: str,
+    actor: str,
+    reason: str,
+    archive: Archive | None = None,
+) -> None:
+    """Insert the row of a run that is opened now: ``versions`` are the groups', ``prefix`` begins its schema's name."""
+    row = {
         "id": run,
         "groups": [source.group for source in sources],
         "tables": [target.name for target in found],
         "strategy": strategy,
         "pipelines": [source.name for source in sources],
-        "version_from": [known[source.group].version for source in sources],
+        "version_from": versions,
         "version_to": [source.pipeline.version for source in sources],
         "state": "opened",
         "driver_epoch": 1,
         "driver": storable(this_driver()),
-        # The other strategies publish their tables: those are logged.
-        "staging_schema": (prefix_of(tx.connection, prefix) if strategy in COMPARED else prefix) + run.hex[:12],
+        "staging_schema": prefix + run.hex[:12],
+        "actor": storable(actor),
+        "reason": storable(reason),
+        "archive": archive and archive.spec(),
     }
+    tx.execute(sql.INSERT_RUN, [row])
 
 
 def _of_groups(

@@ -11,9 +11,9 @@ from seekpoint.jobs.run import Driver, Step, Tx
 from seekpoint.jobs.tables.create_like import draw_from_live
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties, without_generations
 from seekpoint.jobs.tables.generations import generation_tables as leaves
+from seekpoint.jobs.tables.handler_copies import tag_indexes
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import Staging, comment
-from seekpoint.jobs.tables.table_copies import tag_indexes
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 

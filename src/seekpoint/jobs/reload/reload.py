@@ -12,22 +12,20 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
 from seekpoint.jobs.export import Archive
-from seekpoint.jobs.manage_runs.runs import Runs
-from seekpoint.jobs.manage_runs.sweep import drop_attempts
+from seekpoint.jobs.manage_runs import Runs, drop_attempts
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.compare import Report, prepare, recall
 from seekpoint.jobs.reload.cutover import CutOver, cut_over
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds, Plan
-from seekpoint.jobs.reload.forecast import forecast, require_allowed, require_no_extra
 from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
+from seekpoint.jobs.reload.merge_preconditions import forecast, require_allowed, require_no_extra
 from seekpoint.jobs.reload.open import open_run
 from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
 from seekpoint.jobs.staging.extend_snapshot import LARGE, CatchUpProgress, distance, extend
-from seekpoint.jobs.staging.group_tables import writes_other_tables
 from seekpoint.jobs.staging.local_stager import LocalStager
-from seekpoint.jobs.staging.stage import Stager, begin_staging
+from seekpoint.jobs.staging.stage import Stager, begin_staging, writes_other_tables
 from seekpoint.jobs.tables.dependencies import notes
 from seekpoint.jobs.tables.frame_targets import Frame, FrameStager, resolve_frames
 from seekpoint.jobs.tables.targets import PipelineSource, sources, targets
@@ -186,7 +184,8 @@ class Reload:
                 check_topics(self.kafka, driver)
                 consolidate(driver, self.sources)
             if driver.run.state == "staged":
-                self._compute_frames(driver)
+                if self.frames and isinstance(self._stager, FrameStager):
+                    self._stager.compute(driver, self.sources, self.frames)
                 rebuild(driver, self.sources, self.kafka, self._progress, min(MOST, self._range_records))
                 index(driver, self.sources, self.kafka)
                 drop_attempts(self.engine, self.schema, driver.run)
@@ -272,10 +271,6 @@ class Reload:
         finally:
             if self.runs.get(driver.run.id).is_open:
                 self.runs.abort(driver.run.id, f"{reason}: {ended}")
-
-    def _compute_frames(self, driver: Driver) -> None:
-        if self.frames and isinstance(self._stager, FrameStager):
-            self._stager.compute(driver, self.sources, self.frames)
 
     def _stage_ranges(self, driver: Driver) -> None:
         handled = {source.group for source in self.sources if source.has_handler}

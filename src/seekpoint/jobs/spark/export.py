@@ -73,8 +73,7 @@ class SparkWriter:
 
     def _write(self, root: str, run: UUID, ranges: Sequence[Range]) -> list[Written]:
         with required("Spark needs pyspark", "spark"):
-            from seekpoint.jobs.spark.export_source import ExportSource  # noqa: PLC0415 -- pyspark
-            from seekpoint.jobs.spark.task_source import messages_of  # noqa: PLC0415
+            from seekpoint.jobs.spark.data_sources import ExportSource, messages_of  # noqa: PLC0415 -- pyspark
         tasks = [[carried_range(one)] for one in ranges]
         frame = ExportSource.frame(self._spark, {"kafka": self._carried, "root": root, "run": str(run), "tasks": tasks})
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, required
-from seekpoint.jobs.export.applied import applied
+from seekpoint.jobs.export.export import applied
 from seekpoint.jobs.spark.settings import carried_range, portable, require_no_secret, resolved
 from seekpoint.kafka.ranges import SMALLEST, Range, check_ranges, split_ranges
 from seekpoint.ledger import Ledger
@@ -70,7 +70,7 @@ def frame_of(
     """
     tasks = [[carried_range(range_) for range_ in task] for task in split_ranges(ranges, smallest=smallest)]
     with required("Spark needs pyspark", "spark"):
-        from seekpoint.jobs.spark.read_source import Source  # noqa: PLC0415 -- pyspark, which planning does without
+        from seekpoint.jobs.spark.data_sources import Source  # noqa: PLC0415 -- pyspark, which planning does without
     return Source.frame(spark, {"kafka": carried, "tasks": tasks, "archive": archive})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -146,12 +146,12 @@ class _Job:
 
     def __init__(self, spark: SparkSession, plan: dict[str, Any]) -> None:
         with required("Spark needs pyspark", "spark"):
-            from seekpoint.jobs.spark.staging_source import StagingSource  # noqa: PLC0415 -- pyspark
+            from seekpoint.jobs.spark.data_sources import StagingSource  # noqa: PLC0415 -- pyspark
         self._spark, self._tag = spark, f"seekpoint-{uuid4().hex}"
         self._answer: Future[list[Any]] = Future()
         self._frame = StagingSource.frame(spark, plan)
         self._thread = threading.Thread(target=self._run, name="seekpoint-spark", daemon=True)
-        self._over, self._cancelled = threading.Event(), False
+        self._cancelled = False
         self._thread.start()
 
     def _run(self) -> None:
@@ -160,8 +160,6 @@ class _Job:
             self._answer.set_result([] if self._cancelled else self._frame.collect())
         except BaseException as error:  # noqa: BLE001 -- raised where the answer is asked for
             self._answer.set_exception(error)
-        finally:
-            self._over.set()
 
     def _name(self) -> None:
         """Make it known by name; on this thread alone. Groups need a context, which Spark Connect has not."""
@@ -178,7 +176,7 @@ class _Job:
 
     def wait(self, seconds: float) -> bool:
         """Whether it is over; waits so long for it. Raises what ended it, as the task raised it where that is known."""
-        if not self._over.wait(seconds):
+        if not wait([self._answer], seconds).done:
             return False
         if (error := self._answer.exception()) is not None:
             raise task_error_of(error) or error
@@ -186,7 +184,7 @@ class _Job:
 
     def reported(self) -> set[_Place]:
         """What the tasks report as staged. Raises what one of them reports as the run's end."""
-        from seekpoint.jobs.spark.task_source import messages_of  # noqa: PLC0415 -- pyspark
+        from seekpoint.jobs.spark.data_sources import messages_of  # noqa: PLC0415 -- pyspark
 
         return {tuple(place) for place in messages_of(self._answer.result())}
 
@@ -194,9 +192,9 @@ class _Job:
         """Cancel it, unless it is over; a task in mid-transaction is killed, and leaves nothing."""
         self._cancelled = True
         deadline = monotonic() + PATIENCE
-        while not self._over.is_set() and monotonic() < deadline:
+        while not self._answer.done() and monotonic() < deadline:
             self._cancel()  # again and again: what is not submitted yet does not hear it
-            self._over.wait(0.2)
+            wait([self._answer], 0.2)
 
 
 class _Executors:

@@ -14,16 +14,17 @@ from sqlalchemy import Connection, text
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.run import Driver, Progress, Run, StagedPosition, Step, Tx
 from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
+from seekpoint.jobs.staging.extend_snapshot import require_topics
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.constraints import check_references, references
 from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.generations import generation_tables as leaves
+from seekpoint.jobs.tables.handler_copies import make_copy
 from seekpoint.jobs.tables.sql_templates import Statements, name, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns
-from seekpoint.jobs.tables.table_copies import make_copy
 from seekpoint.jobs.tables.targets import REPLACING, PipelineSource, Target, targets
-from seekpoint.kafka.ranges import Range, topic_ids
+from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition
 from seekpoint.sinks.catalog import quoted
@@ -234,8 +235,5 @@ def _all_indexes(connection: Connection, staging: Staging, target: Target) -> No
 def check_topics(kafka: Mapping[str, object], driver: Driver) -> None:
     """The topics still are those that the run was opened on. Raises ReloadRefused, KafkaUnavailable."""
     with driver.step("staging", "staged", "indexed", "catching_up", "compared") as tx:
-        wanted = {at.partition: at.topic_id for at in tx.positions()}
-    now = topic_ids(kafka, sorted({at.topic for at in wanted}))
-    strange = sorted({at.topic for at, topic_id in wanted.items() if now[at.topic] != topic_id})
-    if strange:
-        raise ReloadRefused([f"topic {topic!r} was deleted or created again: end this run" for topic in strange])
+        wanted = {(at.partition.topic, at.topic_id) for at in tx.positions()}
+    require_topics(kafka, wanted)

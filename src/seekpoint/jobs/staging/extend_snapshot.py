@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Row, and_, literal, select
 
@@ -138,10 +140,15 @@ def _end(positions: Mapping[Key, StagedPosition], row: Row[Any]) -> int:
     return first if known is None else known.end_offset
 
 
-def _require_readable(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> None:
-    known = topic_ids(kafka, sorted({row.topic for row in offsets}))
-    if strange := sorted({row.topic for row in offsets if known[row.topic] != row.topic_id}):
+def require_topics(kafka: Mapping[str, Any], wanted: AbstractSet[tuple[str, UUID]]) -> None:
+    """The topics still have the ids of the run's records. Raises ReloadRefused, KafkaUnavailable."""
+    known = topic_ids(kafka, sorted({topic for topic, _ in wanted}))
+    if strange := sorted({topic for topic, topic_id in wanted if known[topic] != topic_id}):
         raise ReloadRefused([f"topic {topic!r} was deleted or created again: end this run" for topic in strange])
+
+
+def _require_readable(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> None:
+    require_topics(kafka, {(row.topic, row.topic_id) for row in offsets})
     ends = stable_ends(kafka, sorted({key_of(row)[1] for row in offsets}))
     if reasons := beyond(offsets, ends):
         raise ReloadRefused(reasons)

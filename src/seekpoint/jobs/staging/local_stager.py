@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
+import signal
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Self
+from uuid import UUID
 
 from sqlalchemy import Engine
 
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.run import Run
-from seekpoint.jobs.staging.processes import Plan, Pool
 from seekpoint.jobs.staging.stage import Staged, Task, stage_range
+from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of
 from seekpoint.jobs.tables.targets import PipelineSource
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.records import one_line
+from seekpoint.worker.import_by_name import load_pipeline
 
 
 class LocalStager:
@@ -64,3 +75,161 @@ class LocalStager:
             )
         url = self._engine.url.render_as_string(hide_password=False)
         return Plan(url, self._schema, self._kafka, run.id, self._names)
+
+
+CRASHES = 3  # of processes, in a row and for each: no range was staged between
+PATIENCE = 5.0  # seconds for a process to end by itself after SIGTERM
+
+_SPAWN = multiprocessing.get_context("spawn")  # a fork would share connections, and Kafka's threads would be missing
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What each process gets first, through its pipe: no argument and no environment shows the database's URL."""
+
+    url: str
+    schema: str
+    kafka: Mapping[str, Any]
+    run: UUID
+    pipelines: Mapping[str, str]
+
+
+class Pool:
+    """Some processes with one plan; use ``with``, which ends them: what is in hand then is rolled back."""
+
+    def __init__(self, plan: Plan, processes: int) -> None:
+        try:
+            pickle.dumps(plan)
+        except Exception as error:
+            raise ConfigError(
+                f"kafka= cannot be sent to the processes that stage ({one_line(error)}): callbacks must be functions "
+                "of a module; or stage in this process, processes=0"
+            ) from error
+        self._plan, self._processes = plan, processes
+        self._members: list[_WorkerProcess] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self._members:
+            member.end()
+        self._members.clear()
+
+    def stage(self, tasks: Sequence[Task]) -> Iterator[Staged]:
+        """Each of them, in the order in which they are done.
+
+        A process that is killed is replaced, and its range is staged again. Raises what the processes raise, and
+        ChildProcessError where they die again and again.
+        """
+        left, deaths = deque(tasks), 0
+        self._members = [_WorkerProcess(self._plan) for _ in range(min(self._processes, len(tasks)))]
+        while left or any(member.task for member in self._members):
+            for member in self._members:
+                if member.task is None and left:
+                    member.give(left.popleft())
+            for member in self._answering():
+                task, answer = member.task, member.answer()
+                if answer is not None:
+                    deaths = 0
+                    yield answer
+                    continue
+                deaths += 1
+                if deaths >= CRASHES * self._processes:
+                    raise ChildProcessError(_why(member, task, deaths))
+                if task is not None:
+                    left.appendleft(task)
+                self._members[self._members.index(member)] = _WorkerProcess(self._plan)
+
+    def _answering(self) -> list[_WorkerProcess]:
+        """Those that have said something, or died; waits for one."""
+        busy = {member.pipe: member for member in self._members if member.task is not None}
+        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+
+
+class _WorkerProcess:
+    """One process, and the task that it has in hand."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.pipe, theirs = _SPAWN.Pipe()
+        self.task: Task | None = None
+        self.process = _SPAWN.Process(target=_serve, args=(theirs,), name="seekpoint-stage", daemon=True)
+        self.process.start()
+        theirs.close()  # so that its death ends the pipe
+        self._tell(plan)
+
+    def _tell(self, what: object) -> None:
+        with suppress(OSError):  # of a dead one: its answer is the end of the pipe
+            self.pipe.send(what)
+
+    def give(self, task: Task) -> None:
+        self.task = task
+        self._tell(task)
+
+    def answer(self) -> Staged | None:
+        """What it has staged; None where it died. Raises what it raised."""
+        self.task = None
+        try:
+            kind, said = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join(PATIENCE)
+            self.pipe.close()
+            return None
+        if kind == "ends":
+            raise error_of(said)
+        if kind == "fails":
+            raise pickle.loads(said)  # noqa: S301 -- of a process of our own
+        staged: Staged = said
+        return staged
+
+    def end(self) -> None:
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join(PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+def _why(member: _WorkerProcess, task: Task | None, deaths: int) -> str:
+    code = member.process.exitcode
+    how = "by itself" if code is None or code >= 0 else f"by {signal.Signals(-code).name}"
+    return (
+        f"{deaths} processes ended one after the other without staging anything, the last one {how} (exit code {code}) "
+        f"at {task.range if task else 'no range'}. Killed ones: give them memory, or use fewer processes= or a smaller "
+        "range_records=. Ended ones: see what they wrote to stderr; a script that starts processes needs "
+        "`if __name__ == '__main__':` around what it does. Then take the run again"
+    )
+
+
+def _serve(pipe: Connection) -> None:
+    """The process: ranges in, answers out, until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the parent process ends this one
+    plan: Plan = pipe.recv()
+    engine = postgres_engine(plan.url)
+    while True:
+        try:
+            task: Task = pipe.recv()
+            pipe.send(_answer(plan, engine, task))
+        except (EOFError, OSError):  # the parent process is gone
+            return
+
+
+def _answer(plan: Plan, engine: Any, task: Task) -> tuple[str, object]:
+    try:
+        pipeline = load_pipeline(plan.pipelines[task.group])
+        return "staged", stage_range(engine, plan.schema, plan.kafka, plan.run, pipeline=pipeline, range_=task.range)
+    except ENDS_STAGING as error:
+        return "ends", error_as_text(error)
+    except Exception as error:  # noqa: BLE001 -- raised where the answer is taken
+        return "fails", _carried(error)
+
+
+def _carried(error: Exception) -> bytes:
+    """The error as it is, or what it says, where it cannot travel."""
+    try:
+        carried = pickle.dumps(error)
+        pickle.loads(carried)  # noqa: S301 -- what was just made
+    except Exception:  # noqa: BLE001 -- whatever its own code does
+        return pickle.dumps(RuntimeError(one_line(error)))
+    return carried

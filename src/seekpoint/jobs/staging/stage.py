@@ -18,12 +18,11 @@ from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
-from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_task_errors
-from seekpoint.jobs.tables.handler_redirect import silence_notify
-from seekpoint.jobs.tables.sql_templates import run
-from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, remember_columns, unlogged
+from seekpoint.jobs.tables.handler_copies import silence_notify
+from seekpoint.jobs.tables.sql_templates import rows, run
+from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, is_there, of_partition, remember_columns, unlogged
 from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, targets
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import insert_parameters
@@ -247,22 +246,11 @@ def keep_dead_letters(
 def left_out_of(connection: Connection, staging: Staging, group: str, range_: Range) -> LeftOut:
     """Which records of the range are not to be applied."""
     table, lost = staging.left_out, staging.lost
-    at = range_.partition
-    offsets = set(
-        connection.scalars(
-            select(table.c.record_offset).where(
-                table.c.consumer_group == group,
-                table.c.topic == at.topic,
-                table.c.partition == at.number,
-                table.c.record_offset.between(range_.start, range_.end),
-            )
-        )
-    )
-    gaps = connection.execute(
-        select(lost.c.from_offset, lost.c.to_offset).where(
-            lost.c.consumer_group == group, lost.c.topic == at.topic, lost.c.partition == at.number
-        )
-    ).all()
+    within = table.c.record_offset.between(range_.start, range_.end)
+    left_out = select(table.c.record_offset).where(*of_partition(table.c, group, range_.partition), within)
+    offsets = set(connection.scalars(left_out))
+    given_up = select(lost.c.from_offset, lost.c.to_offset).where(*of_partition(lost.c, group, range_.partition))
+    gaps = connection.execute(given_up).all()
     spans = [range(start, end) for start, end in gaps if start < range_.end and end > range_.start]
     if not offsets and not spans:
         return nothing_left_out
@@ -271,3 +259,37 @@ def left_out_of(connection: Connection, staging: Staging, group: str, range_: Ra
         return record.offset in offsets or any(record.offset in span for span in spans)
 
     return is_left_out
+
+
+_WRITES = "writes"  # the table of which tables each group writes: a task knows only its own pipeline
+
+
+def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[PipelineSource]) -> None:
+    """Keep what the driver's code writes, group by group."""
+    table = (staging_schema, _WRITES)
+    run(
+        tx.connection,
+        "CREATE {unlogged} TABLE {table} (consumer_group text, table_name text, "
+        "PRIMARY KEY (consumer_group, table_name))",
+        unlogged=unlogged(staging_schema),
+        table=table,
+    )
+    for source in sources:
+        written = sorted(target.name for target in targets(tx.connection, [source]))
+        statement = "INSERT INTO {table} SELECT {group}, unnest({written}::text[])"
+        run(tx.connection, statement, table=table, group=source.group, written=written)
+
+
+def writes_of(tx: Tx, staging_schema: str, group: str) -> set[str] | None:
+    """What this group writes in the run; None where that is not kept: the run has not begun."""
+    table = (staging_schema, _WRITES)
+    if not is_there(tx.connection, table):
+        return None
+    statement = "SELECT table_name FROM {table} WHERE consumer_group = {group}"
+    return {row[0] for row in rows(tx.connection, statement, table=table, group=group)}
+
+
+def writes_other_tables(tx: Tx, staging_schema: str, source: PipelineSource) -> bool:
+    """Whether this code of a group writes others of the run's tables than the code that the run began with."""
+    theirs = writes_of(tx, staging_schema, source.group)
+    return theirs is not None and theirs != {target.name for target in targets(tx.connection, [source])}

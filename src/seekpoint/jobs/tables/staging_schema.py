@@ -9,11 +9,12 @@ from typing import Any
 from zlib import crc32
 
 from psycopg import sql as ident
-from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, Text, text
+from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Integer, MetaData, Table, Text, text
 
 from seekpoint.jobs.tables.sql_templates import Composable, Statements, composed, names, run
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.ledger.tables import dead_letter
+from seekpoint.records import Partition
 from seekpoint.sinks.catalog import quoted
 
 OFFSET, LINE = "seekpoint offset", "seekpoint line"  # a raw table's own columns: which of a key's rows is the newest
@@ -145,6 +146,11 @@ class StagingTables(Statements):
 def same_key(target: Target, left: str, right: str) -> Composable:
     """Whether two rows have one key."""
     return ident.SQL(" AND ").join(composed("{a} = {b}", a=(left, one), b=(right, one)) for one in target.key)
+
+
+def of_partition(columns: Any, group: str, at: Partition) -> tuple[ColumnElement[bool], ...]:
+    """The conditions on a table's columns for the rows of one partition of a group."""
+    return columns.consumer_group == group, columns.topic == at.topic, columns.partition == at.number
 
 
 def remember_columns(connection: Connection, path: Path, columns: Sequence[str] | None) -> None:

@@ -9,11 +9,10 @@ import psycopg
 from psycopg import sql as ident
 
 from seekpoint.errors import CutOverRefused, ReloadRefused
-from seekpoint.jobs.reload.compare import Difference
+from seekpoint.jobs.reload.compare import DIFFERENT_KEY, Difference, differing, distinct
 from seekpoint.jobs.reload.cutover_limits import Bounds
-from seekpoint.jobs.reload.merge import lost, of_deletes, reaches
 from seekpoint.jobs.run import Driver, Tx
-from seekpoint.jobs.tables.dependencies import MERGE, ties, without_generations
+from seekpoint.jobs.tables.dependencies import MERGE, of_inheritance, referencing, ties, without_generations
 from seekpoint.jobs.tables.sql_templates import Part, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Target
@@ -110,6 +109,59 @@ def require_allowed(
             )
     if reasons:
         raise CutOverRefused(reasons, predicted=predicted)
+
+
+def lost(target: Target, count: int) -> str:
+    """Why rows of a compacted topic's table are not deleted."""
+    return (
+        f"{target.name}: {count} live rows are not in the rebuilt table, and its topic is compacted: the records that "
+        "they were made of may be gone. Rebuild it from a topic that has every record, or delete the rows "
+        "that no record explains (`seekpoint verify` shows them) and open another run"
+    )
+
+
+def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[str]:
+    """Why so many rows of the table are not deleted."""
+    live = max(live, deletes)  # of rows that came since they were counted
+    if deletes <= bounds.max_deletes * live:
+        return []
+    share = deletes / max(live, 1)
+    reason = (
+        f"{target.name}: {deletes} of {live} live rows ({share:.0%}) are not in the rebuilt table and would go, "
+        f"more than {bounds.max_deletes:.0%}: look at them with `seekpoint verify`; if they are to go, `seekpoint "
+        f"reload resume --max-deletes {min(1.0, round(share + 0.005, 2)):g}` (Reload(…, max_deletes=…))"
+    )
+    return [reason]
+
+
+def reaches(tables: StagingTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
+    """Why this table may not be changed, because of what that changes in other tables."""
+    target = tables.target
+    reasons = [] if bounds.allow_inheritance else of_inheritance(tables.connection, target)
+    if bounds.allow_cascades:
+        return reasons
+    remedy = "allow it by --allow-cascades (Reload(…, allow_cascades=True))"
+    for key in referencing(tables.connection, target):
+        if key.on_delete and deletes:
+            reasons.append(f"{target.name}: {deletes} rows would be deleted, and {key}: {remedy}")
+        if key.on_update and (changed := _changed(tables, key.columns, touched=touched)):
+            reasons.append(f"{target.name}: {changed} rows would get other values, and {key}: {remedy}")
+    return reasons
+
+
+def _changed(tables: StagingTables, columns: Sequence[str], *, touched: bool) -> int:
+    """How many live rows would get other values in these columns."""
+    if not (wanted := [one for one in differing(tables.target, columns) if one in tables.columns]):
+        return 0
+    return int(
+        tables.value(
+            "SELECT count(*) FROM {diff} AS diff JOIN {live} AS live USING ({key}) JOIN {built} AS built USING ({key}) "
+            "WHERE diff.{kind} IN ('different', {different_key}, {touched_kind}) AND {distinct}",
+            different_key=DIFFERENT_KEY,
+            touched_kind="touched" if touched else None,
+            distinct=distinct(wanted, "live", "built"),
+        )
+    )
 
 
 def allow_wait(driver: Driver, seconds: float) -> str:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Row, Uuid, bindparam, func, select
 
-from seekpoint.jobs.manage_runs.runs import Runs
+from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.run import Run, transaction
 from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.tables import reload_run

@@ -1,1 +1,0 @@
-"""The runs of a ledger: list, take over, abort, sweep, and report their progress."""

@@ -117,7 +117,6 @@ class Asker:
             "BENCH_KEY": int(question.key),
             "BENCH_PARALLELISM": question.parallelism,
             "BENCH_SYNCHRONOUS": int(question.synchronous),
-            **question.env,
         }
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         return {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in settings.items()}}

@@ -31,7 +31,6 @@ class Bar:
     least: float
     most: float
     is_ours: bool
-    note: str = ""
 
 
 def chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
@@ -56,10 +55,9 @@ def _bar(bar: Bar, top: int, scale: float) -> list[str]:
     base, middle = top + 13, top + BAR / 2
     least, most = LABELS + bar.least * scale, LABELS + bar.most * scale
     kind, width = "ours" if bar.is_ours else "other", max(1.0, bar.value * scale)
-    said = f"{bar.value:,.0f}" + (f"  {bar.note}" if bar.note else "")
     return [
         f'<text x="{LABELS - 8}" y="{base}" text-anchor="end">{escape(bar.label)}</text>',
         f'<rect class="{kind}" x="{LABELS}" y="{top}" rx="2" width="{width:.1f}" height="{BAR}"/>',
         f'<line class="range" x1="{least:.1f}" x2="{most:.1f}" y1="{middle}" y2="{middle}"/>',
-        f'<text class="value" x="{most + 8:.1f}" y="{base}">{escape(said)}</text>',
+        f'<text class="value" x="{most + 8:.1f}" y="{base}">{bar.value:,.0f}</text>',
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -48,11 +47,6 @@ def versions() -> dict[str, str]:
 def busy(seconds: float) -> float:
     """Percent of all processors that are in use now, by whomever."""
     return psutil.cpu_percent(seconds)
-
-
-def load() -> float:
-    """The load average of the last minute."""
-    return round(os.getloadavg()[0], 1)
 
 
 def today() -> str:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -55,7 +55,6 @@ class Question:
     own_options: bool = False
     broker_delay: float | None = None
     database_delay: float | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_peer(self) -> bool:

@@ -52,23 +52,16 @@ class Clock:
 
     def __init__(self) -> None:
         self.began: float | None = None
-        self.ended: float | None = None
-        self._cpu = self._used = 0.0
+        self._cpu = 0.0
 
     def start(self) -> None:
         """The first call counts."""
         if self.began is None:
             self.began, self._cpu = monotonic(), cpu()
 
-    def stop(self) -> None:
-        """The first call counts."""
-        if self.ended is None:
-            self.ended, self._used = monotonic(), cpu() - self._cpu
-
     def report(self, subject: str, mode: str, records: int = LIMIT, **more: Any) -> None:
-        """Stop, if it has not stopped; check the table, print the row."""
-        self.stop()
+        """Stop; check the table, print the row."""
         assert self.began is not None
-        assert self.ended is not None
+        seconds, used = monotonic() - self.began, cpu() - self._cpu
         check(subject, records)
-        print(json.dumps(row(subject, mode, records, self.ended - self.began, self._used, **more)), flush=True)
+        print(json.dumps(row(subject, mode, records, seconds, used, **more)), flush=True)

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -128,8 +128,3 @@ def _timed(call: Callable[[], Any]) -> float:
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:
     """The median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
-
-
-def numbers() -> Callable[[], int]:
-    """0, 1, 2, ..."""
-    return count().__next__

@@ -31,7 +31,6 @@ class Trial:
     """What a peer is asked to do; of the environment: BENCH_TABLE, BENCH_RECORDS, BENCH_BATCH, BENCH_PARALLELISM."""
 
     kind: Kind
-    mode: str
     records: int = RECORDS
     batch: int = 10_000
     parallelism: int = 1
@@ -81,7 +80,7 @@ def play(peer: str, modes: Mapping[str, Run]) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m peers.{peer}")
     parser.add_argument("mode", choices=modes)
     mode = parser.parse_args().mode
-    trial = Trial(KINDS[TABLE], mode, batch=BATCH, parallelism=PARALLELISM)
+    trial = Trial(KINDS[TABLE], batch=BATCH, parallelism=PARALLELISM)
     row: dict[str, Any] = {
         "peer": peer,
         "mode": mode,

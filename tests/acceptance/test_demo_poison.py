@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -219,24 +218,20 @@ def test_whatever_is_not_as_it_was_sent_fails_the_demo(tmp_path: Path, monkeypat
             engine.dispose()
 
 
-def without(parked: str) -> Callable[[Path], None]:
+def copy_without(parked: str, home: Path) -> None:
     """A copy of the package in which a line of the unit of work is missing."""
-
-    def break_it(home: Path) -> None:
-        for part in ("src", "migrations"):
-            shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
-        file = home / "src" / "seekpoint" / "worker" / "unit_of_work.py"
-        source = file.read_text(encoding="utf-8")
-        assert source.count(parked) == 1, "the line that is to be broken has changed: name the new one"
-        file.write_text(source.replace(parked, "pass"), encoding="utf-8")
-
-    return break_it
+    for part in ("src", "migrations"):
+        shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
+    file = home / "src" / "seekpoint" / "worker" / "unit_of_work.py"
+    source = file.read_text(encoding="utf-8")
+    assert source.count(parked) == 1, "the line that is to be broken has changed: name the new one"
+    file.write_text(source.replace(parked, "pass"), encoding="utf-8")
 
 
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
 @pytest.mark.timeout(280)
 def test_a_worker_that_parks_nothing_fails_the_demo(tmp_path: Path) -> None:
-    without("self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)")(tmp_path)
+    copy_without("self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)", tmp_path)
     done = subprocess.run(
         COMMAND,
         cwd=tmp_path,

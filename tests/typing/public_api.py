@@ -1,11 +1,12 @@
-"""What a type checker knows of the public API. Checked by ``mypy --strict`` with everything else; never run.
+"""What a type checker knows of the public API. Checked by mypy and by pyright; never run.
 
-Each line that must be refused says so: an unused ``type: ignore`` is an error, too.
+Each line that must be refused says so, for both: an unused ``type: ignore`` is an error, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, assert_type
 
@@ -27,19 +28,187 @@ from seekpoint import (
     Span,
     StartAt,
     Text,
+    Upsert,
     Worker,
     consumer_config,
 )
+from seekpoint.codecs import Codec
+from seekpoint.codecs.arrow import Arrow
+from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.errors import PartitionStopped
 from seekpoint.events import Event
 from seekpoint.ledger import Claim, Claimed, Position
+from seekpoint.pipeline.sink import Handler, Row, Sink, Writer
 from seekpoint.records import RawRecord
+from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.testing import Processed, batch, process, raw, record
 from seekpoint.worker.health import Health
 
 
 class Order(msgspec.Struct):
     id: int
+
+
+class Refund(msgspec.Struct):
+    reason: str
+
+
+class OrderByVersion:
+    """A codec that sees headers."""
+
+    def decode(self, record: RawRecord, /) -> Order:
+        return Order(len(record.headers))
+
+
+def parse(data: bytes) -> Order:
+    return Order(len(data))
+
+
+def post(tx: Connection, batch: Batch[Order, bytes | None]) -> None:
+    assert_type([record.value.id for record in batch], list[int])
+
+
+def post_by_text(tx: Connection, batch: Batch[Order, str | None]) -> None: ...
+def post_by_bytes(tx: Connection, batch: Batch[Order, bytes]) -> None: ...
+def post_both(tx: Connection, batch: Batch[Order | Refund, bytes | None]) -> None: ...
+def post_present_or_null(tx: Connection, batch: Batch[Order | None, bytes | None]) -> None: ...
+def post_anything(tx: Connection, batch: Batch[Any, Any]) -> None: ...
+def post_refunds(tx: Connection, batch: Batch[Refund, bytes | None]) -> None: ...
+
+
+class Posting:
+    def __call__(self, tx: Connection, batch: Batch[Order, Any], *, currency: str = "EUR") -> None: ...
+
+
+def row(record: Record[Order, bytes | None]) -> tuple[int]:
+    return (record.value.id,)
+
+
+def row_of_any_key(record: Record[Order, Any]) -> tuple[int]:
+    return (record.value.id,)
+
+
+def rows(record: Record[Order, bytes | None]) -> list[tuple[int]]:
+    return [(record.value.id,)]
+
+
+def row_of_refund(record: Record[Refund, bytes | None]) -> tuple[str]:
+    return (record.value.reason,)
+
+
+def row_of_text_key(record: Record[Order, str | None]) -> tuple[str | None]:
+    return (record.key,)
+
+
+class OrderSink:
+    """A sink of one's own, for records of one type."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return ("t",)
+
+    def takes(self, topic: str) -> bool:
+        return True
+
+    def rows(self, record: Record[Order, Any]) -> Iterable[Row]:
+        return [(record.value.id,)]
+
+    def open(self, tx: Connection) -> AbstractContextManager[Writer]:
+        raise NotImplementedError
+
+
+def types_come_from_the_codecs() -> None:
+    assert_type(Pipeline("g", topics="t", value=Json(Order), handle=post), Pipeline[Order, bytes])
+    assert_type(Pipeline("g", topics=["t", "u"], value=parse, handle=post), Pipeline[Order, bytes])
+    assert_type(Pipeline("g", topics="t", value=OrderByVersion(), handle=post), Pipeline[Order, bytes])
+    assert_type(Pipeline("g", topics="t", value=Json(Order), key=Text(), handle=post_by_text), Pipeline[Order, str])
+    assert_type(Pipeline("g", topics="t", value=Json(Order), key=Bytes(), handle=post), Pipeline[Order, bytes])
+    assert_type(Pipeline("g", topics="t", value=Json(Order), handle=post_anything), Pipeline[Order, bytes])
+    assert_type(Pipeline("g", topics="t", value=Json(Order), handle=Posting()), Pipeline[Order, bytes])
+    assert_type(Pipeline("g", topics="t", value=Json(), handle=post), Pipeline[Any, bytes])
+    assert_type(Pipeline("g", topics="t", value=Text(), sinks=[Append("t")]), Pipeline[str, bytes])
+    assert_type(Pipeline("g", topics="t", value=Bytes(), sinks=[Append("t")]), Pipeline[bytes, bytes])
+    assert_type(Pipeline("g", topics="t", value=Avro(Order, registry="u"), handle=post), Pipeline[Order, bytes])
+    assert_type(Pipeline("g", topics="t", value=Arrow(), sinks=[AppendArrow("t")]), Pipeline[Any, bytes])
+    Pipeline("g", topics="t", value=Protobuf(Any, registry=None, type=Order), handle=post)
+
+
+def the_handlers_type_is_checked() -> None:
+    Pipeline("g", topics="t", value=Json(Order), handle=post_refunds)  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=parse, handle=post_refunds)  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=OrderByVersion(), handle=post_refunds)  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Avro(Order, registry="u"), handle=post_refunds)  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t")], handle=post_refunds)  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Json(Order), handle=post_by_text)  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Json(Order), key=Text(), handle=post)  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Json(Order), handle=post_by_bytes)  # type: ignore[arg-type] # a key may be null
+    Pipeline("g", topics={"t": Json(Order)}, handle=post_by_text)  # type: ignore[arg-type]
+
+
+def the_rows_type_is_checked() -> None:
+    Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t", row=row), Append("u", rows=rows)])
+    Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t"), Upsert("u", key=["id"]), AppendArrow("v")])
+    Pipeline("g", topics="t", value=Json(Order), key=Text(), sinks=[Append("t", row=row_of_any_key)])
+    Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t", row=lambda r: (r.value.id, r.offset))])
+    Pipeline("g", topics="t", value=Json(Order), sinks=[OrderSink()], handle=post)
+    Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t", row=row_of_refund)])  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t", row=row_of_text_key)])  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Json(Refund), sinks=[Append("t", rows=rows)])  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Json(Refund), sinks=[AppendArrow("t", row=row)])  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Json(Refund), sinks=[Upsert("t", key=["id"], row=row)])  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Json(Refund), sinks=[Append("t"), OrderSink()])  # type: ignore[list-item]
+    Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t", row=lambda r: (r.value.reason,))])  # type: ignore[attr-defined]
+    Pipeline("g", topics="t", value=Json(Order), sinks=["t"])  # type: ignore[list-item]
+
+
+def null_values_are_typed() -> None:
+    deletable = Json(Order, tombstones=True)
+    assert_type(Pipeline("g", topics="t", value=deletable, handle=post_present_or_null), Pipeline[Order | None, bytes])
+    Pipeline("g", topics="t", value=Json(Order), handle=post_present_or_null)
+    Pipeline("g", topics="t", value=deletable, sinks=[Upsert("t", key=["id"], row=row)])  # row= gets no null value
+    # pyright takes the record of a lambda for one that may be null.
+    of_lambda = Upsert("t", key=["id"], row=lambda r: (r.offset,))
+    Pipeline("g", topics="t", value=deletable, sinks=[of_lambda])
+    Pipeline("g", topics="t", value=deletable, handle=post)  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=deletable, sinks=[Append("t", row=row)])  # type: ignore[arg-type]
+    Pipeline("g", topics="t", value=Avro(Order, registry="u", tombstones=True), handle=post)  # type: ignore[arg-type]
+
+
+def values_of_several_types_are_not_checked() -> None:
+    """A sink may take one topic alone, and a type checker does not know which."""
+    codecs = {"t": Json(Order), "u": Json(Refund)}
+    of_refunds = Append("u", row=row_of_refund, topics=["u"])
+    assert_type(Pipeline("g", topics=codecs, handle=post_both), Pipeline[Any, bytes])
+    Pipeline("g", topics={"t": Json(Order), "u": OrderByVersion()}, handle=post)
+    Pipeline("g", topics={"t": Json(Order), "u": Json(Refund)}, sinks=[Append("t", row=row, topics=["t"]), of_refunds])
+    Pipeline("g", topics={"t": Json(Order), "u": Json(Refund)}, key=Text(), handle=post_anything)
+
+
+declared: Pipeline[Order, bytes] = Pipeline("g", topics="t", value=Json(Order), handle=post_anything)
+of_text: Pipeline[Order, str] = Pipeline("g", topics="t", value=Json(Order), key=Text(), handle=post_anything)
+wrong: Pipeline[Order, bytes] = Pipeline("g", topics="t", value=Json(Refund), handle=post_anything)  # type: ignore[arg-type]
+
+
+class Orders(Pipeline[Order, bytes]):
+    """A pipeline with a constructor of its own."""
+
+    def __init__(self, group: str, extra: Sequence[Sink[Order, bytes | None]] = ()) -> None:
+        super().__init__(group, topics="t", value=Json(Order), sinks=[Append("t"), *extra], handle=post)
+
+
+def untyped_parts_fit(value: Codec, sinks: list[Sink], handle: Handler, options: dict[str, Any]) -> Pipeline:
+    Pipeline("g", topics="t", value=value, sinks=sinks, handle=handle)
+    return Pipeline("g", topics="t", value=Json(Order), sinks=sinks, handle=handle, **options)
+
+
+def pipelines_of_any_type_run(engine: Engine, make: Callable[[], Pipeline]) -> None:
+    for pipeline in (declared, of_text, Orders("g"), make()):
+        Worker(pipeline, engine=engine, kafka={})
+        process(pipeline, engine, [raw(b"{}")])
+    assert_type(declared.decode(raw(b"{}")), Record[Order, bytes | None])
+
+
+# -- everything else --------------------------------------------------------------------------------------------
 
 
 def codecs(data: bytes) -> None:
@@ -69,30 +238,15 @@ def records(one: Record[Order, str], some: Batch[Order, str]) -> None:
     raise Poison("why", one)
 
 
-def post(tx: Connection, some: Batch[Order, bytes | None]) -> None:
-    """A handler that names its types."""
-
-
 async def post_later(tx: Connection, some: Batch[Order, bytes | None]) -> None:
     """A handler that would never run."""
-
-
-class ByVersion:
-    """A codec that sees headers."""
-
-    def decode(self, record: RawRecord, /) -> Order:
-        return Order(len(record.headers))
-
-
-def parse(data: bytes) -> Order:
-    return Order(len(data))
 
 
 def declarations() -> None:
     Pipeline("g", topics="orders", value=Json(Order), handle=post)
     Pipeline("g", topics=["a", "b"], value=parse, key=Bytes(), handle=post, writes=["t"], version=2, strict=True)
-    Pipeline("g", topics={"a": Json(Order), "b": ByVersion()}, sinks=[Append("s.t"), Append(("s", "t"))])
-    Pipeline("g", topics="orders", value=ByVersion(), handle=post, start=StartAt.offsets({("orders", 0): 5}))
+    Pipeline("g", topics={"a": Json(Order), "b": OrderByVersion()}, sinks=[Append("s.t"), Append(("s", "t"))])
+    Pipeline("g", topics="orders", value=OrderByVersion(), handle=post, start=StartAt.offsets({("orders", 0): 5}))
     Append("t", columns=["id"], row=lambda r: (r.offset,), topics={"a"})
     Append("t", columns=["id"], rows=lambda r: [(r.offset,)])
     Pipeline("g", topics="orders", value=Json(Order), handle=post_later)  # type: ignore[arg-type]

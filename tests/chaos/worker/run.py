@@ -28,34 +28,13 @@ from chaos.worker.schedule import KILLS, KINDS, Fault, Round, deal
 from chaos.worker.worker_pool import WorkerPool
 from seekpoint.testing.child_process import NotReached
 
-_PLAIN = (
-    process_faults.kill_at_random,
-    process_faults.zombie_before_writing,
-    process_faults.zombie_in_transaction,
-    process_faults.commit_cut_before,
-    process_faults.commit_cut_after,
-    process_faults.commit_delayed,
-    process_faults.cut_at_hold,
-    process_faults.cut_in_copy,
-    process_faults.cut_at_advance,
-    process_faults.link_frozen,
-    process_faults.backend_terminated,
-    cluster_faults.postgres_killed,
-    cluster_faults.postgres_killed_async,
-    cluster_faults.postgres_frozen,
-    cluster_faults.broker_killed,
-    cluster_faults.broker_frozen,
-    cluster_faults.join,
-    cluster_faults.leave,
-    cluster_faults.rewind,
-    cluster_faults.pause,
-    cluster_faults.storm,
-    record_faults.poison,
-    record_faults.crashing_record,
-)
+_MODULES = (process_faults, cluster_faults, record_faults)
+#: A fault of a kind is the function of that name; all kills at a step are one function.
 INJECT: Mapping[str, Callable[[FaultContext, Fault], Injected | None]] = {
-    **dict.fromkeys(KILLS, process_faults.kill_at_step),
-    **{injected.__name__: injected for injected in _PLAIN},
+    kind: process_faults.kill_at_step
+    if kind in KILLS
+    else next(vars(module)[kind] for module in _MODULES if kind in vars(module))
+    for kind in KINDS
 }
 MAY_FALL = {"rewind", "postgres_killed", "postgres_killed_async"}  # where a position may go back (O4)
 

@@ -110,20 +110,6 @@ def test_columns_that_are_not_ours_stay(full: Shop) -> None:
     assert full.execute("SELECT count(*) FROM {schema}.orders WHERE note = 'kept'") == [(9,)]
 
 
-def test_a_move_in_mid_run_ends_it(full: Shop) -> None:
-    """What was applied twice, or passed, is not what the log says up to the position."""
-    with diffed(full.reload()) as (reload, driver, rounds):
-        full.ledger().reset_offset(full.topic, 0, 50, log=None, reason="again")
-        full.work(len(FIRST))
-        with pytest.raises(ReloadRefused, match=r"was moved since the run was opened: .*\n.*abort this run and open"):
-            reload.cut_over(driver, rounds)
-    assert reload.runs.get(driver.run.id).state == "failed"
-    assert full.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
-    assert full.rows() == doubled(FIRST, by=1)
-    reload.run(reload.open())
-    assert full.rows() == doubled(FIRST)
-
-
 def test_a_pause_and_a_claim_are_no_moves(full: Shop) -> None:
     with diffed(full.reload()) as (reload, driver, rounds):
         full.ledger().pause(reason="a test")

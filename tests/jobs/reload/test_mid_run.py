@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -111,16 +112,23 @@ def test_partitions_that_are_added_in_mid_run_are_in(full: Shop) -> None:
     assert [at.partition.number for at in reload.runs.positions(driver.run.id)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("at", ["opened", "staged"])
-def test_a_rewind_in_mid_run_ends_it(full: Shop, at: str) -> None:
+@pytest.mark.parametrize("at", ["opened", "staged", "compared"])
+def test_a_reset_in_mid_run_ends_it(full: Shop, at: str) -> None:
+    """What was applied twice, or passed, is not what the log says up to the position."""
     reload, driver = started(full.reload())
-    if at == "staged":
-        reload.stage(driver)
-    full.ledger().reset_offset(full.topic, 0, 50, log=None, reason="again")
-    full.work(len(FIRST))
-    with pytest.raises(ReloadRefused, match="was moved since the run was opened"):
-        reload.run(driver)
+    with ExitStack() as stack:
+        if at == "staged":
+            reload.stage(driver)
+        rounds = stack.enter_context(diffed(reload, driver=driver))[2] if at == "compared" else None
+        full.ledger().reset_offset(full.topic, 0, 50, log=None, reason="again")
+        full.work(len(FIRST))
+        with pytest.raises(ReloadRefused, match=r"was moved since the run was opened: .*\n.*abort this run and open"):
+            reload.cut_over(driver, rounds) if rounds else reload.run(driver)
     assert "was moved since the run was opened" in failed(reload, driver)
+    assert full.version() == 1
+    assert full.rows() == doubled(FIRST, by=1)
+    reload.run(reload.open())
+    assert full.rows() == doubled(FIRST)
 
 
 def test_rounds_that_do_not_shrink_end_the_run(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import importlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -37,17 +37,13 @@ def surroundings(seekpoint_dsn: str, modules: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark(surroundings: None) -> Iterator[SparkSession]:
-    """A session with two slots and four attempts for each task; its workers find the modules of the tests."""
-    with session("local[2,4]") as started:
-        yield started
+    """A session with two slots and four attempts for each task; its workers find the modules of the tests.
 
-
-@contextmanager
-def session(master: str, **config: str) -> Iterator[SparkSession]:
-    """A session of its own; where none can be started the test is skipped, and fails where servers are required."""
+    Where none can be started the test is skipped, and fails where servers are required.
+    """
     with ExitStack() as stack:
         try:
-            started = stack.enter_context(start_spark(master, config))
+            started = stack.enter_context(start_spark("local[2,4]", {}))
         except ServerFailed as error:
             if {os.environ.get("CI", "").lower(), os.environ.get("SEEKPOINT_REQUIRE_SERVERS")} & {"1", "true"}:
                 pytest.fail(f"Spark could not be started: {error}", pytrace=False)

@@ -22,6 +22,7 @@ from support.batch_process import offsets
 from support.reload_orders import Shop, of
 from support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("surroundings")
 JOB = Path(__file__).parent / "cluster.py"
 
 
@@ -55,7 +56,6 @@ def resumed(shop: Shop, name: str) -> None:
     assert shop.rows() == expected()
 
 
-@pytest.mark.usefixtures("surroundings")
 def test_executors_of_their_own_with_one_that_is_killed_behind_its_commit(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -78,7 +78,6 @@ SPECULATION = {
 }
 
 
-@pytest.mark.usefixtures("surroundings")
 def test_tasks_that_hang_are_overtaken_by_their_copies_on_another_machine(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -94,7 +93,6 @@ def test_tasks_that_hang_are_overtaken_by_their_copies_on_another_machine(
     assert offsets(shop) == {f"{shop.topic}/0": 200, f"{shop.topic}/1": 200}
 
 
-@pytest.mark.usefixtures("surroundings")
 def test_a_driver_that_is_killed_takes_its_tasks_along_and_another_goes_on(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -110,7 +108,6 @@ def test_a_driver_that_is_killed_takes_its_tasks_along_and_another_goes_on(
     resumed(shop, name)
 
 
-@pytest.mark.usefixtures("surroundings")
 def test_a_cluster_that_dies_while_ranges_are_staged_is_heard_of(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -138,7 +135,6 @@ with spark_session("local[1]", settings) as spark:
 """
 
 
-@pytest.mark.usefixtures("surroundings")
 def test_no_secret_of_the_executors_stands_in_the_event_log(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", LOGGED, tmp_path.as_uri()], check=True, timeout=240)
     logged = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".crc")

@@ -12,7 +12,6 @@ The positions are checked at the end: they count the commits.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle, islice
@@ -161,8 +160,8 @@ def held(stage: Stage, options: Any) -> None:
     )
 
 
-def main() -> int:
-    """Both; returns the exit code."""
+def main() -> None:
+    """Both."""
     parser = arguments(__doc__)
     parser.add_argument("--commits", type=int, help="(1,000,000; quick: 20,000)")
     parser.add_argument("--held", type=int, help="commits under an old snapshot (50,000; quick: 3,000)")
@@ -174,8 +173,7 @@ def main() -> int:
     with servers(kafka=False) as stage:
         steady(stage, options)
         held(stage, options)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

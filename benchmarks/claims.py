@@ -12,7 +12,6 @@ the row says so: it should be none but over a few rows. The positions are checke
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -195,8 +194,8 @@ def _explain_hold(at: Ledger, held: dict[Partition, Claim]) -> tuple[float, floa
     return explain(at.engine, *spy.seen["hold"])
 
 
-def main() -> int:
-    """All of it; returns the exit code."""
+def main() -> None:
+    """All of it."""
     parser = arguments(__doc__)
     parser.add_argument("--partitions", type=int, help="of a claim (1000; quick: 100)")
     parser.add_argument("--rounds", type=int, help="of claims; of commits ten times as many (30; quick: 5)")
@@ -208,8 +207,7 @@ def main() -> int:
         claims(stage, partitions, rounds)
         for active in sizes:
             commits(stage, active, [size for size in sizes if size <= active], rounds * 10)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

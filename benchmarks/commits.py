@@ -12,7 +12,6 @@ reading, decoding and COPY. Rows are counted at the end.
 from __future__ import annotations
 
 import statistics
-import sys
 from typing import Any
 
 from seekpoint.testing.child_process import Report
@@ -72,8 +71,8 @@ def run(stage: Stage, partitions: int, batches: int) -> None:
     )
 
 
-def main() -> int:
-    """Each number of partitions in turn; returns the exit code."""
+def main() -> None:
+    """Each number of partitions in turn."""
     parser = arguments(__doc__)
     parser.add_argument("--partitions", help="(1,6,100,1000; quick: 1,6,100)")
     parser.add_argument("--batches", type=int, help="transactions' worth of records (300; quick: 30)")
@@ -82,8 +81,7 @@ def main() -> int:
     with servers() as stage:
         for partitions in (options.partitions or ("1,6,100" if options.quick else "1,6,100,1000")).split(","):
             run(stage, int(partitions), batches)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,7 +14,6 @@ is left out (plans, caches, the first fetch). Beside it stands how long the brok
 
 from __future__ import annotations
 
-import sys
 import threading
 from bisect import bisect_right
 from time import monotonic
@@ -115,8 +114,8 @@ def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
     )
 
 
-def main() -> int:
-    """Each rate, plain and with the reader; returns the exit code."""
+def main() -> None:
+    """Each rate, plain and with the reader."""
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, help="of each rate, and at least ten records (30; quick: 5)")
     parser.add_argument("--rates", default="1,100,10000")
@@ -126,8 +125,7 @@ def main() -> int:
         for rate in map(int, options.rates.split(",")):
             for read in (False, True):
                 run(stage, rate, seconds, read=read)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

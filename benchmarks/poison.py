@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import secrets
 import statistics
-import sys
 import threading
 from itertools import product
 from multiprocessing import get_context
@@ -120,8 +119,8 @@ def measure(subject: str, share: int, at: Stage, records: int) -> float:
     return records / seconds
 
 
-def main() -> int:
-    """Measure all, each in a new process, and print the medians; returns the exit code."""
+def main() -> None:
+    """Measure all, each in a new process, and print the medians."""
     parser = arguments(__doc__)
     parser.add_argument("--records", type=int, help="(200,000; quick: 20,000)")
     parser.add_argument("--rounds", type=int, default=3)
@@ -148,8 +147,7 @@ def main() -> int:
             of_clean=round(of_clean, 2),
             how_it_is_found=SUBJECTS[subject],
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,6 @@ how soon a member learns of a change, and how late a death is noticed. Every rec
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -194,8 +193,8 @@ def run(stage: Stage, protocol: str, options: Any) -> None:
         )
 
 
-def main() -> int:
-    """Each protocol in turn; returns the exit code."""
+def main() -> None:
+    """Each protocol in turn."""
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, help="of a join, a leave, a join and a kill (5; quick: 1)")
     parser.add_argument("--rate", type=int, default=3_000, help="records per second")
@@ -207,8 +206,7 @@ def main() -> int:
     with servers(properties=properties) as stage:
         for protocol in options.protocols.split(","):
             run(stage, protocol, options)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,7 +13,6 @@ and whether Kafka took a partition away. Rows are counted at the end.
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -205,8 +204,8 @@ def stalling(stage: Stage, options: Any) -> None:
     )
 
 
-def main() -> int:
-    """All three; returns the exit code."""
+def main() -> None:
+    """All three."""
     parser = arguments(__doc__)
     parser.add_argument("--records", type=int, help="(1,000,000; quick: 200,000)")
     parser.add_argument("--shares", help="how many times slower than Kafka (10,100; quick: 20)")
@@ -218,8 +217,7 @@ def main() -> int:
         topic = stage.topic("slow", PARTITIONS)
         throttled(stage, topic, options)
         delayed(stage, topic, options)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import random
 import statistics
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -187,7 +186,7 @@ def prepare(url: str, partitions: int) -> None:
     engine.dispose()
 
 
-def main() -> int:
+def main() -> None:
     """Run every way, round by round; print a JSON row for each, then the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0)
@@ -207,7 +206,6 @@ def main() -> int:
             rows.setdefault(f"{committers:>2} {'paced' if pace else 'full '} {name:<12}", []).append(row)
     for label, several in rows.items():
         print(label, json.dumps(medians(several)))
-    return 0
 
 
 def medians(rows: list[Row]) -> Row:
@@ -217,4 +215,4 @@ def medians(rows: list[Row]) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

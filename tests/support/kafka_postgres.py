@@ -62,12 +62,8 @@ class Scene:
         shared: bool,
     ) -> None:
         self.engine, self.schema, self.broker, self.group = engine, schema, broker, group
-        self._make_topic, self._produce, self._run_worker, self._new_worker_process = (
-            make_topic,
-            produce,
-            run_worker,
-            new_worker_process,
-        )
+        self._make_topic, self._produce = make_topic, produce
+        self._run_worker, self._new_worker_process = run_worker, new_worker_process
         self._bootstrap = None if shared else broker  # topics on the shared broker are deleted after the test
         self.book = Book(engine, schema).create()
         self.ledger = Ledger(engine, group, schema=schema)

@@ -7,13 +7,14 @@ doubles nothing; version 2 doubles every amount.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
 from seekpoint import Append, Json, Limits, Pipeline, Upsert, schema
 from seekpoint.admin import DeadLetterReplay
@@ -182,6 +183,14 @@ class Shop:
         with self.engine.begin() as tx:
             found = tx.execute(text(statement.format(schema=self.schema)), values)
             return [tuple(row) for row in found] if found.returns_rows else []
+
+    @contextmanager
+    def holding(self, *statements: str, isolation: Any = "READ COMMITTED") -> Iterator[Connection]:
+        """A transaction that has run these statements, and is rolled back when the block ends."""
+        with self.engine.connect().execution_options(isolation_level=isolation) as connection:
+            for statement in statements:
+                connection.execute(text(statement.format(schema=self.schema)))
+            yield connection
 
     def version(self) -> int:
         """The group's handler version."""

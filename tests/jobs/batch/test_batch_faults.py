@@ -201,11 +201,8 @@ def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> No
 
 
 def range_now(shop: Shop, run: UUID) -> Range:
-    with shop.engine.connect() as connection:
-        row = connection.execute(
-            text(f"SELECT * FROM {shop.schema}.reload_position WHERE run = :run AND partition = 0"), {"run": run}
-        ).one()
-    return Range(Partition(row.topic, row.partition), row.topic_id, row.first_offset, row.end_offset)
+    asked = "SELECT topic_id, first_offset, end_offset FROM {schema}.reload_position WHERE run = :run AND partition = 0"
+    return Range(Partition(shop.topic, 0), *shop.execute(asked, run=run)[0])
 
 
 def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop, elsewhere: ThreadPoolExecutor) -> None:
@@ -373,12 +370,13 @@ def test_nothing_live_is_locked_while_ranges_are_staged(shop: Shop) -> None:
     looks: list[int] = []
 
     def look(*_: object) -> None:
-        with shop.engine.begin() as tx:
-            tx.execute(text("SET LOCAL lock_timeout = '1ms'"))
-            tx.execute(text(f"LOCK TABLE {shop.schema}.orders IN ACCESS EXCLUSIVE MODE"))
-            tx.execute(text(f"SELECT * FROM {shop.schema}.partition_offset FOR UPDATE NOWAIT"))
-            tx.execute(text(f"SELECT * FROM {shop.schema}.consumer_group FOR UPDATE NOWAIT"))
-        looks.append(1)
+        with shop.holding(
+            "SET LOCAL lock_timeout = '1ms'",
+            "LOCK TABLE {schema}.orders IN ACCESS EXCLUSIVE MODE",
+            "SELECT * FROM {schema}.partition_offset FOR UPDATE NOWAIT",
+            "SELECT * FROM {schema}.consumer_group FOR UPDATE NOWAIT",
+        ):
+            looks.append(1)
 
     batch(shop, progress=look, range_records=30).run()
     assert len(looks) == 6

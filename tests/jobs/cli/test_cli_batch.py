@@ -6,7 +6,7 @@ import json
 import signal
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 
 from seekpoint.jobs.batch import BatchJob
 from support.cli_jobs import FIRST, Terminal, wait_for_lock
@@ -48,8 +48,8 @@ def test_a_group_with_workers_is_refused_unless_they_are_paused(terminal: Termin
     worker = shop.worker()
     worker.reached(shop.topic, len(FIRST))
     later = [of(7, 8)]
-    with shop.engine.connect() as holder:  # the worker cannot pass this record before the batch looks
-        holder.execute(text(f"SELECT 1 FROM {shop.schema}.orders WHERE id = 7 FOR UPDATE"))
+    # the worker cannot pass this record before the batch looks
+    with shop.holding("SELECT 1 FROM {schema}.orders WHERE id = 7 FOR UPDATE") as holder:
         shop.produce(shop.topic, later, partition=0)
         refused = terminal.job("batch", name="old", exits=1)
         assert "the batch cannot be run" in refused.stderr
@@ -60,8 +60,7 @@ def test_a_group_with_workers_is_refused_unless_they_are_paused(terminal: Termin
 
 def test_ctrl_c_leaves_a_batch_open_and_says_how_to_go_on(terminal: Terminal, shop: Shop) -> None:
     """Somebody holds the table: the last transaction waits for it."""
-    with shop.engine.connect() as holder:
-        holder.execute(text(f"LOCK TABLE {shop.schema}.orders IN SHARE MODE"))
+    with shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
         process = terminal.process("batch", name="old")
         wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')
         process.send_signal(signal.SIGINT)
@@ -102,8 +101,7 @@ def test_workers_that_are_not_behind_leave_nothing_to_refuse(terminal: Terminal,
 
 
 def test_a_batch_that_is_given_up_lets_workers_go_on(terminal: Terminal, shop: Shop) -> None:
-    with shop.engine.connect() as holder:
-        holder.execute(text(f"LOCK TABLE {shop.schema}.orders IN SHARE MODE"))
+    with shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
         process = terminal.process("batch", name="old")
         wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')
         process.kill()

@@ -10,7 +10,6 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import text
 
 from seekpoint.cli import spark_session
 from seekpoint.testing.servers.process import ServerFailed
@@ -218,8 +217,7 @@ def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_go_on(
     terminal: Terminal, shop: Shop, number: signal.Signals
 ) -> None:
     """Somebody holds the offsets: the cut-over waits for them, and the driver is told to stop there."""
-    with shop.engine.connect() as holder:
-        holder.execute(text(f"SELECT 1 FROM {shop.schema}.partition_offset FOR UPDATE"))
+    with shop.holding("SELECT 1 FROM {schema}.partition_offset FOR UPDATE"):
         process = terminal.process("reload", "run")
         wait_for_lock(shop, "application_name", f"%job {process.pid}")
         process.send_signal(number)
@@ -309,8 +307,7 @@ def test_sweep_ends_the_runs_of_drivers_that_are_gone(terminal: Terminal, shop: 
 def test_sweep_leaves_what_is_in_use(terminal: Terminal, shop: Shop) -> None:
     run = left_at(shop, "compared")
     (schema,) = shop.schemas()
-    with shop.engine.connect() as reader:
-        reader.execute(text(f"SELECT count(*) FROM {schema}.t0"))
+    with shop.holding(f"SELECT count(*) FROM {schema}.t0"):
         said = terminal.run("reload", "abort", str(run), "--reason", "no", *terminal.ledger)
         assert "aborted, not swept" in said.stdout
         assert "drop it later with `seekpoint reload sweep`" in said.stderr

@@ -6,7 +6,6 @@ import json
 import signal
 
 import pytest
-from sqlalchemy import text
 
 from support.before_cutover import settled
 from support.cli_jobs import FIRST, Terminal, wait_for_lock
@@ -97,8 +96,7 @@ def test_a_table_without_a_key_has_nothing_to_be_compared_by(terminal: Terminal)
 
 def test_a_verify_that_is_stopped_leaves_nothing(terminal: Terminal, shop: Shop) -> None:
     """Somebody holds the table's lock while it is looked at."""
-    with shop.engine.connect() as holder:
-        holder.execute(text(f"LOCK TABLE {shop.schema}.orders IN ACCESS EXCLUSIVE MODE"))
+    with shop.holding("LOCK TABLE {schema}.orders IN ACCESS EXCLUSIVE MODE"):
         process = terminal.process("verify")
         wait_for_lock(shop, "application_name", f"%job {process.pid}")
         process.send_signal(signal.SIGINT)

@@ -239,8 +239,10 @@ def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(shop: S
 def test_the_wait_for_the_workers_counts(full: Shop, pauses: list[int], strategy: str) -> None:
     """A worker has a batch in hand: each try is rolled back at the bound, and the run stays open after five."""
     reload = with_bounds(full, max_wait=0.4)
-    with diffed(reload, strategy=strategy) as (_, driver, rounds), full.engine.connect() as worker:
-        worker.execute(text(f"SELECT FROM {full.schema}.partition_offset FOR UPDATE"))
+    with (
+        diffed(reload, strategy=strategy) as (_, driver, rounds),
+        full.holding("SELECT FROM {schema}.partition_offset FOR UPDATE"),
+    ):
         with pytest.raises(CutOverRefused, match=r"5 tries were rolled back after 0\.\d s") as found:
             reload.cut_over(driver, rounds)
         assert pauses == [1, 2, 3, 4]
@@ -303,10 +305,12 @@ def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
 def test_a_row_that_another_session_has_locked_is_waited_for_shortly(full: Shop) -> None:
     """However long workers may wait: they do not wait for others."""
     reload = with_bounds(full, max_wait=60.0)
-    with diffed(reload) as (_, driver, rounds), full.engine.connect() as other:
-        other.execute(text(f"UPDATE {full.schema}.orders SET note = 'mine' WHERE id = 7"))
-        with pytest.raises(CutOverRefused, match=r"another session holds the lock of a row") as found:
-            reload.cut_over(driver, rounds)
+    with (
+        diffed(reload) as (_, driver, rounds),
+        full.holding("UPDATE {schema}.orders SET note = 'mine' WHERE id = 7"),
+        pytest.raises(CutOverRefused, match=r"another session holds the lock of a row") as found,
+    ):
+        reload.cut_over(driver, rounds)
     assert len(found.value.waits) == 5
     assert max(found.value.waits) < 10
     resumed(full, driver, max_wait=60.0)
@@ -352,8 +356,7 @@ def test_an_old_transaction_in_another_database_holds_nothing_up(shop: Shop) -> 
 def test_a_row_of_a_subtransaction_that_was_open_is_found(full: Shop) -> None:
     """It is in no snapshot's list, and younger transactions have ended by then: its row was not there, and is later."""
     reload, driver = started(full.reload())
-    with full.engine.connect() as other:
-        other.execute(text("SELECT pg_current_xact_id()"))
+    with full.holding("SELECT pg_current_xact_id()") as other:
         with other.begin_nested():
             other.execute(text(f"INSERT INTO {full.schema}.orders (id, amount, at) VALUES (5000, 1, 1)"))
         full.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 3")

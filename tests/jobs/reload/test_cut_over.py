@@ -62,8 +62,7 @@ def test_a_rolled_back_cut_over_loses_no_delta(full: Shop, monkeypatch: pytest.M
     later = [of(n % 60, n, 1) for n in range(50)]
     with diffed(reload, driver=driver) as (_, _, rounds):
         settled(full, later)
-        with full.engine.connect() as blocker:
-            blocker.execute(text(f"SELECT FROM {full.schema}.orders WHERE id = 1 FOR UPDATE"))
+        with full.holding("SELECT FROM {schema}.orders WHERE id = 1 FOR UPDATE") as blocker:
             let_go(blocker, monkeypatch, after=1)
             outcome = reload.cut_over(driver, rounds)
     assert outcome.tries > 1
@@ -71,8 +70,10 @@ def test_a_rolled_back_cut_over_loses_no_delta(full: Shop, monkeypatch: pytest.M
 
 
 def test_a_swap_waits_for_long_readers_in_short_steps(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    with diffed(full.reload(), strategy="swap") as (reload, driver, rounds), full.engine.connect() as reader:
-        reader.execute(text(f"SELECT FROM {full.schema}.orders LIMIT 1"))
+    with (
+        diffed(full.reload(), strategy="swap") as (reload, driver, rounds),
+        full.holding("SELECT FROM {schema}.orders LIMIT 1") as reader,
+    ):
         let_go(reader, monkeypatch, after=2)
         began = monotonic()
         outcome = reload.cut_over(driver, rounds)

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import create_engine, text
 
 from seekpoint import Append, Limits, Text, Upsert, events
 from seekpoint.cli.explain import describe
@@ -59,16 +59,6 @@ def tables(shop: Shop, like: str = "orders%") -> list[str]:
 def sweep(reload: Reload) -> None:
     """Until nothing is left of any run: readers of other tests may look at this database, too."""
     until(lambda: reload.runs.sweep() or all(run.swept for run in reload.runs.list()), "all runs to be swept", 60)
-
-
-@contextmanager
-def reading(shop: Shop, isolation: Any, *statements: str) -> Iterator[Connection]:
-    """A reader in an open transaction, in which it has run these."""
-    with shop.engine.connect() as connection:
-        connection.execution_options(isolation_level=isolation)
-        for statement in statements:
-            connection.execute(text(statement.format(schema=shop.schema))).all()
-        yield connection
 
 
 def test_a_table_with_rows_is_adopted_and_reloaded(full: Shop) -> None:
@@ -156,7 +146,7 @@ def test_an_older_snapshot_reads_the_older_generation(enabled: Shop, first: str)
     """To its end, also where it had not touched the table yet: only then the older one is dropped."""
     reload = enabled.reload()
     before = enabled.rows()
-    with reading(enabled, "REPEATABLE READ", first) as reader:
+    with enabled.holding(first, isolation="REPEATABLE READ") as reader:
         reload.run(reload.open(strategy="generation"))
         assert enabled.rows() == doubled(FIRST)
         read = f"SELECT id, amount, at FROM {enabled.schema}.orders ORDER BY 1"
@@ -170,7 +160,7 @@ def test_an_older_snapshot_reads_the_older_generation(enabled: Shop, first: str)
 def test_a_snapshot_from_before_the_adoption_reads_what_was_there(full: Shop) -> None:
     """The view is there for it, too, and the pointer is not: an empty table would be one that never was."""
     before = full.rows()
-    with reading(full, "REPEATABLE READ", "SELECT count(*) FROM {schema}.entries") as reader:
+    with full.holding("SELECT count(*) FROM {schema}.entries", isolation="REPEATABLE READ") as reader:
         adopt(full)
         read = text(f"SELECT id, amount, at FROM {full.schema}.orders ORDER BY 1")
         assert [tuple(row) for row in reader.execute(read)] == before
@@ -207,7 +197,7 @@ def test_a_transaction_that_reads_by_an_older_plan_finds_rows_or_is_told(enabled
 def test_long_readers_are_in_nobodys_way(enabled: Shop) -> None:
     """With locks on the view and on every table behind it; the cut-over waits for none of them."""
     reload = enabled.reload()
-    with reading(enabled, "READ COMMITTED", "SELECT * FROM {schema}.orders") as reader:
+    with enabled.holding("SELECT * FROM {schema}.orders") as reader:
         outcome = reload.run(reload.open(strategy="generation"))
         assert (outcome.tries, outcome.lock_seconds < 30) == (1, True)
         assert enabled.rows() == doubled(FIRST)
@@ -228,7 +218,7 @@ def test_a_reader_that_stays_while_tables_are_attached_reads_one(enabled: Shop) 
         (now,) = generations(enabled).list()
         assert len(now.others) == 1
         assert enabled.rows() == doubled(FIRST, by=1)
-        with reading(enabled, "READ COMMITTED", "SELECT set_config('enable_seqscan', 'off', true)") as reader:
+        with enabled.holding("SELECT set_config('enable_seqscan', 'off', true)") as reader:
             explain = f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) SELECT * FROM {enabled.schema}.orders WHERE id = 5"
             read = [row[0] for row in reader.execute(text(explain)) if "on orders_g" in row[0]]
     assert len(read) == 2
@@ -265,7 +255,7 @@ def test_snapshots_that_may_not_be_seen_are_waited_for(shop: Shop, roles: tuple[
             tx.connection.execute(text(f"SET LOCAL ROLE {roles[0]}"))
             return leaves.still_reading(tx, turned, 0.2)
 
-    with reading(shop, "READ COMMITTED", "SELECT 1") as reader:
+    with shop.holding("SELECT 1") as reader:
         assert backend(reader) in others()
     until(lambda: not others(), "the other readers to end", 60)
 
@@ -415,7 +405,7 @@ def test_nothing_is_adopted_while_a_reload_is_open(full: Shop) -> None:
 def test_a_lock_that_cannot_be_had_leaves_the_table_as_it_was(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seekpoint.jobs.tables.generations.manage_generations.TRIES", 2)
     with (
-        reading(full, "READ COMMITTED", "SELECT * FROM {schema}.orders"),
+        full.holding("SELECT * FROM {schema}.orders"),
         pytest.raises(psycopg.errors.LockNotAvailable),
     ):
         adopt(full)
@@ -597,7 +587,7 @@ def test_whoever_reads_an_earlier_generation_is_waited_for_and_told(
 ) -> None:
     reload = enabled.reload()
     total = text(f"SELECT sum(amount) FROM {enabled.schema}.orders")
-    with reading(enabled, "REPEATABLE READ", "SELECT FROM {schema}.orders") as reader:
+    with enabled.holding("SELECT FROM {schema}.orders", isolation="REPEATABLE READ") as reader:
         reload.run(reload.open(strategy="generation"))
         said = rf"after 0.2 s: wait for the sessions of pid .*\b{backend(reader)}\b"
         with monkeypatch.context() as hurried:
@@ -612,8 +602,7 @@ def test_whoever_reads_an_earlier_generation_is_waited_for_and_told(
 def test_a_reader_that_goes_on_to_a_newer_snapshot_is_waited_for_no_longer(enabled: Shop) -> None:
     """Its transaction stays open; only the cursor held the older snapshot."""
     reload = enabled.reload()
-    with enabled.engine.connect() as reader:
-        reader.execute(text(f"DECLARE older CURSOR FOR SELECT * FROM {enabled.schema}.orders"))
+    with enabled.holding("DECLARE older CURSOR FOR SELECT * FROM {schema}.orders") as reader:
         reload.run(reload.open(strategy="generation"))
         (turned,) = enabled.execute("SELECT CAST(xmin AS text) FROM {schema}.generation")[0]
         pid = backend(reader)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import text
 
 from seekpoint.jobs.staging.stage import begin_staging
 from support.before_cutover import reloaded, settled, staged, started, working
@@ -51,8 +50,8 @@ def test_what_a_run_left_keeps_no_live_table(shop: Shop) -> None:
     reload, driver = started(shop.reload())
     begin_staging(driver, reload.sources)
     reload._stage_ranges(driver)  # between two steps, as a killed driver leaves it
-    with shop.engine.connect() as connection:  # rolled back
-        connection.execute(text(f"DROP TABLE {shop.schema}.orders"))
+    with shop.holding("DROP TABLE {schema}.orders"):
+        pass  # rolled back
     reload.stage(driver)
     shop.execute("DROP TABLE {schema}.orders")
     assert shop.schemas(), "what was staged is there still"

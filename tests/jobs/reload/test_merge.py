@@ -29,8 +29,7 @@ def test_rows_that_differ_are_locked_once_and_let_go(shop: Shop, monkeypatch: py
     told: list[tuple[str, int, int]] = []
     with diffed(shop.reload(progress=lambda *step: told.append(step))) as (reload, driver, rounds):
         before = locked_once(shop)
-        with shop.engine.connect() as other:
-            other.execute(text(f"UPDATE {shop.schema}.orders SET note = 'mine' WHERE id = 7"))
+        with shop.holding("UPDATE {schema}.orders SET note = 'mine' WHERE id = 7") as other:
             other.execute(text(f"SELECT FROM {shop.schema}.orders WHERE id = 8 FOR UPDATE"))
             merge.warm(driver, rounds.targets, lambda *step: steps.append(step))
         assert locked_once(shop) - before == set(range(CHANGED)) - before
@@ -57,8 +56,7 @@ def test_a_table_that_somebody_has_locked_is_left_to_the_cut_over(shop: Shop) ->
     settled(shop, RECORDS)
     with diffed(shop.reload(limits=Limits(transaction_age=1.0))) as (reload, driver, rounds):
         before = locked_once(shop)
-        with shop.engine.connect() as blocker:
-            blocker.execute(text(f"LOCK TABLE {shop.schema}.orders IN EXCLUSIVE MODE"))
+        with shop.holding("LOCK TABLE {schema}.orders IN EXCLUSIVE MODE"):
             merge.warm(driver, rounds.targets, lambda *_: None)
         assert locked_once(shop) == before
         reload.cut_over(driver, rounds)

@@ -171,8 +171,7 @@ def test_workers_are_waited_for_before_anything_that_readers_want(
         move(full, "orders")
     monkeypatch.setattr("seekpoint.jobs.tables.generations.manage_generations.TRIES", 1)
     where = "orders" if moves == 1 else "orders_g1"
-    with full.engine.connect() as worker:
-        worker.execute(text(f"SELECT FROM {full.schema}.partition_offset FOR NO KEY UPDATE"))
+    with full.holding("SELECT FROM {schema}.partition_offset FOR NO KEY UPDATE") as worker:
         worker.execute(text(f"DELETE FROM {full.schema}.{where} WHERE id < 0"))
         with moving(full, worker) as moved:
             assert not threading.Event().wait(0.6)  # twice as long as it waits for a table

@@ -336,8 +336,10 @@ def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(full: Shop) -> None:
 def test_a_round_that_waited_for_an_abort_says_so(full: Shop) -> None:
     """Its snapshot is from before the abort: the answer is the run's, not a serialization failure."""
     reload, driver = staged(full.reload())
-    with CatchUp(driver, reload.sources, reload.kafka) as rounds, full.engine.connect() as aborting:
-        aborting.execute(text(f"UPDATE {full.schema}.reload_run SET state = 'aborted', error = 'a test'"))
+    with (
+        CatchUp(driver, reload.sources, reload.kafka) as rounds,
+        full.holding("UPDATE {schema}.reload_run SET state = 'aborted', error = 'a test'") as aborting,
+    ):
         waiting = threading.Thread(target=release_when_blocked, args=(full, aborting))
         waiting.start()
         with pytest.raises(ReloadOver, match="aborted: a test"):

@@ -1,4 +1,4 @@
-"""``benchmarks/run.py`` with few records: real questions, a whole report, and a second run that goes on with it."""
+"""``benchmarks/run.py`` with few records: real questions, a whole report, and a second run that resumes it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_there_is_no_question_of_is_said(tmp_path: Path) -> None:
     assert "no group and no question is called nonsense" in done.stderr
 
 
-def test_a_report_of_other_records_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_report_of_other_records_cannot_be_resumed(tmp_path: Path) -> None:
     told = {"run": 1, "machine": {"cores": 0}, "records": 1, "kind": "payments"}
     (tmp_path / "other.json").write_text(json.dumps({"rows": [], "runs": [told]}), encoding="utf-8")
     done = run(tmp_path, "--only", "floor", "--resume", "other.json")

@@ -58,7 +58,7 @@ def started(tmp_path: Path, *, stdout: int, stderr: int) -> tuple[subprocess.Pop
 
 def _gone(processes: list[psutil.Process], seconds: float) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)  # nobody may be there to reap them
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)  # there may be no init that reaps them
 
 
 def _command(process: psutil.Process) -> str:
@@ -70,7 +70,7 @@ def _command(process: psutil.Process) -> str:
 
 
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
-def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_killed_demo_leaves_no_processes_or_folders(tmp_path: Path) -> None:
     demo, folders = started(tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     reached = threading.Event()
 
@@ -89,7 +89,7 @@ def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     finally:
         demo.kill()
         demo.wait()
-    assert _gone(family, 30)  # its keeper too, which removes the folders before it ends
+    assert _gone(family, 30)  # its reaper too, which removes the folders before it ends
     assert not list(folders.iterdir())
     listener.join(10)
     assert demo.stderr is not None

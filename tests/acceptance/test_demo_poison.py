@@ -55,7 +55,7 @@ def test_what_is_broken_depends_on_the_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_kind_is_there_and_the_killers_are_at_the_end(seed: int) -> None:
+def test_every_kind_is_there_and_the_crashing_records_are_at_the_end(seed: int) -> None:
     chosen = choose(FLIGHTS, seed)
     assert Counter(kind.name for kind in chosen.values()) == {kind.name: kind.number or 1 for kind in KINDS}
     killers = [id_ for id_, kind in chosen.items() if kind.kills]
@@ -69,7 +69,7 @@ def test_about_one_in_a_thousand_is_broken() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.name))
-def test_the_mended_handler_finds_the_flight_again(kind: Any) -> None:
+def test_the_fixed_handler_restores_the_flight(kind: Any) -> None:
     broken = [(f, sent) for f, _, sent in break_some(FLIGHTS, dict.fromkeys(range(600, SMALLEST, 7), kind)) if sent]
     decode = Json(Notice)
     assert len(broken) > 600
@@ -119,7 +119,7 @@ def test_the_demo(tmp_path: Path) -> None:
 # -- the proof can fail -------------------------------------------------------------------------------------
 
 A_LETTER = "UPDATE seekpoint.dead_letter SET"
-# What is done to the database behind the demo's back, how it is undone, and what must be said then.
+# Changes to the database that the demo does not know of: how each is made and undone, and what must be reported then.
 TAMPERED = {
     "a row is gone": (
         "CREATE TABLE kept AS SELECT * FROM flights WHERE id = 77; DELETE FROM flights WHERE id = 77",
@@ -133,7 +133,7 @@ TAMPERED = {
     ),
     "a row is there twice": (
         "ALTER TABLE flights DROP CONSTRAINT flights_pkey; INSERT INTO flights SELECT * FROM flights WHERE id = 77",
-        "DELETE FROM flights a USING flights b WHERE a.id = b.id AND a.ctid > b.ctid",  # and goes on without the key
+        "DELETE FROM flights a USING flights b WHERE a.id = b.id AND a.ctid > b.ctid",  # the key is not created again
         "error: 1 records are there twice",
     ),
     "a row is no flight's": (
@@ -230,7 +230,7 @@ def copy_without(parked: str, home: Path) -> None:
 
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
 @pytest.mark.timeout(280)
-def test_a_worker_that_parks_nothing_fails_the_demo(tmp_path: Path) -> None:
+def test_a_worker_that_stores_no_dead_letters_fails_the_demo(tmp_path: Path) -> None:
     copy_without("self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)", tmp_path)
     done = subprocess.run(
         COMMAND,

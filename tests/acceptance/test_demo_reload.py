@@ -68,8 +68,8 @@ def performing() -> Iterator[Stage]:
             yield stage
 
 
-# What is done to the table behind the demo's back, how it is undone; what a reader says then, if it looks as far, and
-# what the comparison finds.
+# Changes to the table that the demo does not know of: how each is made and undone, what a reader reports then (None if
+# it does not read that column), and what the comparison finds.
 TAMPERED = {
     "a row is of another version": (
         "UPDATE flights SET cents = cents + 50000 WHERE id = 77",

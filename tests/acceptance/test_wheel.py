@@ -81,7 +81,7 @@ def environment(folder: Path, wheel: str) -> Path:
     return python
 
 
-def test_an_empty_environment_needs_nothing_but_the_wheel(
+def test_an_empty_environment_needs_only_the_wheel(
     wheel: Path, tmp_path: Path, seekpoint_dsn: str, seekpoint_schema: str
 ) -> None:
     python = environment(tmp_path, str(wheel))

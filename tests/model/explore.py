@@ -6,9 +6,9 @@
     python -m tests.model.explore --wide           # the protocol within wider bounds: minutes
     python -m tests.model.explore --config pair --failovers 1 --records 1      # bounds of your own
 
-Three properties are checked. *Right*: no reachable state breaks a promise (``violation``). *Spared*: who was placed by
-the ledger and still holds the claim is not refused. *Never stuck*, where claims are unbounded: from every reachable
-state, if nothing more goes wrong, everything can still be applied.
+Three properties are checked. *Right*: no reachable state breaks a promise (``violation``). *Spared*: a worker that took
+its position from the ledger and still holds the claim is not refused. *Never stuck*, where claims are unbounded: from
+every reachable state, if nothing more goes wrong, everything can still be applied.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Graph:
         return [k for k in range(len(self.states)) if k not in safe]
 
     def history(self, k: int) -> tuple[tuple[str, ...], State]:
-        """What happened on the shortest way to state ``k``, told with the same names throughout, and its end."""
+        """The steps of the shortest way to state ``k``, with the same names throughout, and its end."""
         chain = []
         while k:
             chain.append(self.states[k])

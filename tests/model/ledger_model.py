@@ -1,7 +1,7 @@
 """The ledger's protocol as steps: everything that two workers, the server and everybody else may do next.
 
 ``steps`` is the protocol; explore.py walks through all of it. What is modelled and what is not, what it taught, and how
-to run it: docs/internals/model.md. A string looked up in ``rules.broken`` breaks the line that it stands in.
+to run it: docs/internals/model.md. A string looked up in ``rules.broken`` breaks the line that contains it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .state import (
 class Step(NamedTuple):
     what: str
     to: State
-    fault: bool = False  # something went wrong, or somebody interfered: progress must not need it
+    fault: bool = False  # something went wrong, or another actor interfered: progress must not need it
     needless: bool = False  # a refusal that the protocol promises to spare
 
 
@@ -61,7 +61,7 @@ def claim(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
     t = commit(t, with_row(s.db, p, row._replace(token=token)), rules)
     if rules.claims >= 0:
         t = t._replace(claims=tuple(n + (q == p) for q, n in enumerate(s.claims)))
-    alone = all(other.slots[p].mode == OUT for other in s.workers)  # else Kafka has to take it from somebody
+    alone = all(other.slots[p].mode == OUT for other in s.workers)  # else Kafka has to revoke it from the other worker
     yield Step(f"{'AB'[i]} claims partition {p} at {at}", t, fault=not alone)
 
 
@@ -110,7 +110,7 @@ def glance(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
 
 
 def look(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
-    """After a refusal or a lost connection: read the row under its lock, then go on from there or let go."""
+    """After a refusal or a lost connection: read the row under its lock, then resync or give the partition up."""
     w, row = s.workers[i], s.db.rows[p]
     slot, name = w.slots[p], "AB"[i]
     if locked(s, p) and "looks without lock" not in rules.broken:
@@ -146,7 +146,7 @@ def release(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
 
 
 def hold(s: State, i: int, rules: Rules) -> Iterator[Step]:
-    """Lock the rows of all placed partitions, each at the cursor its reading began at; write what was read."""
+    """Lock the rows of all active partitions, each at the cursor its reading began at; write what was read."""
     w, name = s.workers[i], "AB"[i]
     placed = [p for p, slot in enumerate(w.slots) if slot.mode == READY]
     if not any(w.slots[p].buffer for p in placed) or any(locked(s, p) for p in placed):
@@ -195,7 +195,7 @@ def finish(s: State, i: int, rules: Rules) -> Iterator[Step]:
 
 
 def unsure(s: State, p: int) -> State:
-    """Somebody else takes the partition, or moves it."""
+    """Another actor claims the partition, or changes its position."""
     workers = (place(w, p, w.slots[p]._replace(sure=False)) if w.slots[p].sure else w for w in s.workers)
     return s._replace(workers=tuple(workers))
 

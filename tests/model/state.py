@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-OUT, READY, DOUBT = "out", "ready", "doubt"  # a worker's standing on one partition
+OUT, READY, DOUBT = "out", "ready", "doubt"  # the state of a partition in a worker
 STALE = -1  # the token of a worker that no row holds, nor ever will again
 
 
@@ -31,7 +31,7 @@ Record = tuple[int, int]  # as applied: (incarnation of the topic it was read fr
 class Row(NamedTuple):
     """The ledger's row of a partition, and the result rows that belong to it."""
 
-    token: int = 0  # drawn anew by every claim and every move; a uuid in real life
+    token: int = 0  # a new one at every claim, reset and cut-over; a UUID in the real ledger
     next: int = 0
     topic: int = 1
     applied: tuple[tuple[Record, ...], ...] = ()  # per offset: each time it was applied
@@ -54,7 +54,7 @@ class Tx(NamedTuple):
     """A server transaction that has passed *hold*. It may outlive its client, and then keeps its row locks."""
 
     parts: tuple[Part, ...]
-    checked: bool = False  # the topic's id was looked at after the last read
+    checked: bool = False  # the topic's id was compared after the last read
     sent: bool = False  # COMMIT is on its way
 
 
@@ -66,7 +66,7 @@ class Slot(NamedTuple):
     cursor: int = 0  # where the client reads next; the ledger's position never moves it, only claim and seek do
     buffer: tuple[int, ...] = ()  # what was read and waits, up to the cursor: incarnation of the topic of each
     known: int = 0  # the last committed position it heard of: used by broken variants alone
-    sure: bool = False  # for the checker: the ledger placed the cursor, and nothing has parted them since
+    sure: bool = False  # for the checker: the cursor is from the ledger, and nothing has made them differ since
 
     @property
     def first(self) -> int:
@@ -76,7 +76,7 @@ class Slot(NamedTuple):
 
 class Worker(NamedTuple):
     slots: tuple[Slot, ...]
-    version: int = 1  # of its handler: belongs to the process, changes only with its death
+    version: int = 1  # of its handler: belongs to the process, changes only when it restarts
     tx: Tx | tuple[()] = ()
 
 

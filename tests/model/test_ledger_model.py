@@ -1,4 +1,4 @@
-"""The protocol stands in every interleaving within the bounds, and every broken variant of it is found out."""
+"""The protocol keeps its promises in every interleaving within the bounds, and every broken variant is detected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HARM = {  # in the words of the violation that the shortest history ends in
     "last processed instead of next": "applied but position is",
 }
 STATES = {"lone": 27_127, "endless": 10_611, "pair": 40_700}  # as docs/internals/model.md has them
-CALM = Rules(cutovers=0, recreations=0)  # no fault but death, a lost connection, failover
+CALM = Rules(cutovers=0, recreations=0)  # the only faults: crash, lost connection, failover
 SMALL = {
     "lone": CALM._replace(records=2),
     "pair": CALM._replace(partitions=2, records=1, claims=1, failovers=0, rewinds=1),

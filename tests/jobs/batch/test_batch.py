@@ -1,4 +1,4 @@
-"""A batch: what is new becomes visible together with the offsets, and workers go on behind it."""
+"""A batch: new rows become visible together with the positions, and workers continue after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST = [of(n % 40, n, n) for n in range(100)] + [gone(3)]
 LATER = [of(n % 50, n, n) for n in range(200, 230)]
 
 
-def test_everything_that_is_new_is_applied_and_the_group_stands_behind_it(shop: Shop) -> None:
+def test_all_new_records_are_applied_and_the_positions_are_after_them(shop: Shop) -> None:
     """I1: rows and offsets, in one step."""
     shop.produce(shop.topic, FIRST, partition=0)
     shop.produce(shop.topic, [of(100 + n) for n in range(7)], partition=1)
@@ -66,7 +66,7 @@ def test_nothing_new_touches_nothing(shop: Shop) -> None:
     assert len(batch(shop).runs.list()) == 1
 
 
-def test_a_worker_and_batches_take_turns(shop: Shop) -> None:
+def test_a_worker_and_batches_run_one_after_the_other(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST, partition=0)
     shop.work(len(FIRST))
     shop.produce(shop.topic, LATER, partition=0)
@@ -95,7 +95,7 @@ def test_a_live_worker_is_not_disturbed_without_being_asked(shop: Shop) -> None:
     assert shop.rows() == doubled(FIRST + LATER, by=1)
 
 
-def test_with_pause_live_workers_wait_and_go_on_from_the_new_offsets(shop: Shop) -> None:
+def test_with_pause_live_workers_wait_and_resume_at_the_new_offsets(shop: Shop) -> None:
     """I5: to them it is a move."""
     shop.produce(shop.topic, FIRST, partition=0)
     worker = shop.worker()
@@ -114,7 +114,7 @@ def test_with_pause_live_workers_wait_and_go_on_from_the_new_offsets(shop: Shop)
     assert paused(shop) is None
 
 
-def test_a_group_that_somebody_paused_stays_paused(shop: Shop) -> None:
+def test_a_group_that_an_operator_paused_stays_paused(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST[:10], partition=0)
     batch(shop).run()
     shop.ledger().pause(reason="for the night", actor="ops")

@@ -1,4 +1,4 @@
-"""Whoever dies, repeats, comes late or takes over: a batch is applied once, or not at all."""
+"""Crashes, repeated tasks, late tasks and takeovers: a batch is applied once, or not at all."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def shop(shop: Shop) -> Shop:
 
 
 def kill_at(shop: Shop, at: str) -> UUID:
-    """A driver of its own process begins a batch, and is killed where it stands."""
+    """A driver in a process of its own begins a batch, and is killed at step ``at``."""
     Batcher(shop, at=at).kill_where_it_waits()
     return UUID(str(shop.execute("SELECT id FROM {schema}.reload_run WHERE strategy = 'batch'")[0][0]))
 
 
 @pytest.mark.parametrize("at", PLACES)
-def test_the_batch_of_a_killed_driver_is_taken_and_goes_on(shop: Shop, at: str) -> None:
+def test_the_batch_of_a_killed_driver_is_taken_over_and_finished(shop: Shop, at: str) -> None:
     run = kill_at(shop, at)
     assert shop.rows() == []
     assert offsets(shop) == {f"{shop.topic}/0": 0, f"{shop.topic}/1": 0}
@@ -66,7 +66,7 @@ def test_the_batch_of_a_killed_driver_is_taken_and_goes_on(shop: Shop, at: str) 
 
 
 @pytest.mark.parametrize("at", ["opened", "staging", "turn cut_over"])
-def test_the_batch_of_a_killed_driver_is_aborted_and_workers_go_on(shop: Shop, at: str) -> None:
+def test_the_batch_of_a_killed_driver_is_aborted_and_workers_continue(shop: Shop, at: str) -> None:
     run = kill_at(shop, at)
     with pytest.raises(BatchRefused, match=f"--resume {run}.*abort {run}"):
         batch(shop).run()
@@ -82,7 +82,7 @@ def test_the_batch_of_a_killed_driver_is_aborted_and_workers_go_on(shop: Shop, a
         batch(shop).take_over(run)
 
 
-def test_a_batch_that_nobody_drives_is_found_and_swept(shop: Shop) -> None:
+def test_a_batch_without_a_driver_is_found_and_swept(shop: Shop) -> None:
     run = kill_at(shop, "staging")
     ((by, reason),) = shop.execute("SELECT paused_by, paused_reason FROM {schema}.consumer_group")
     assert by == f"batch {run}"
@@ -113,7 +113,7 @@ def at_cut_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[UUID, Tx], None
     monkeypatch.setattr(job, "Driver", Hooked)
 
 
-def test_a_group_that_was_resumed_and_went_on_keeps_the_batch_out(shop: Shop) -> None:
+def test_a_group_that_was_resumed_and_advanced_keeps_the_batch_out(shop: Shop) -> None:
     """I2: a stale claim writes nothing."""
 
     def meanwhile(run: Run) -> None:
@@ -131,7 +131,7 @@ def test_a_group_that_was_resumed_and_went_on_keeps_the_batch_out(shop: Shop) ->
 
 
 def test_a_claim_alone_keeps_the_batch_out(shop: Shop) -> None:
-    """I2: also where nobody has advanced."""
+    """I2: also where no position has changed."""
 
     def meanwhile(run: Run) -> None:
         shop.ledger().reset_offset(shop.topic, 0, 0, log=None, reason="a move that moves nothing")
@@ -143,8 +143,8 @@ def test_a_claim_alone_keeps_the_batch_out(shop: Shop) -> None:
     assert batch(shop).run().records == len(FIRST)
 
 
-def test_a_batch_that_is_taken_behind_a_worker_is_ended(shop: Shop) -> None:
-    """I3: its ranges begin where the group no longer stands."""
+def test_a_batch_that_is_taken_over_after_a_worker_advanced_is_ended(shop: Shop) -> None:
+    """I3: its ranges no longer begin at the group's positions."""
     run = kill_at(shop, "staging")
     shop.ledger().resume(reason="impatience")
     worker = shop.worker()
@@ -206,7 +206,7 @@ def range_now(shop: Shop, run: UUID) -> Range:
 
 
 def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop, elsewhere: ThreadPoolExecutor) -> None:
-    """A zombie that begins past the end, and one that was in its transaction while the batch went on."""
+    """A zombie task that begins after the batch's end, and one whose transaction was open while the batch continued."""
     held, go_on = threading.Event(), threading.Event()
     ranges: list[Range] = []
     zombies: list[Future[Any]] = []
@@ -277,7 +277,7 @@ def test_a_commit_without_an_answer(
 def test_an_opening_without_an_answer_names_its_run(
     shop: Shop, proxy: PostgresProxy, proxied: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group may be paused for a run that nobody drives: whoever reads the error knows which."""
+    """The group may be paused for a run without a driver: the error names the run."""
     asked: list[UUID] = []
 
     def armed(tx: Tx, source: Any, brokers: Any, run: UUID, **options: Any) -> Any:
@@ -345,7 +345,7 @@ def test_a_database_that_crashes_at_the_commit(
     shop.engine.dispose()
 
 
-def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
+def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_resume_it(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = shop_on(request, own_postgres)

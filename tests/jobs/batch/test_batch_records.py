@@ -62,7 +62,7 @@ def kinds(shop: Shop, n: int) -> dict[str, Callable[[], list[Any]]]:
 
 
 def records(random: Random, kind: str, partition: int) -> list[tuple[str, str | None]]:
-    """Keys live in one partition; with an order, ``at`` goes up and down, and nothing comes behind a tombstone."""
+    """Keys live in one partition; with an order, ``at`` goes up and down, and a tombstone is its key's last record."""
     made: list[tuple[str, str | None]] = []
     dead: set[int] = set()
     for n in range(random.randrange(1, 150)):
@@ -80,7 +80,7 @@ def records(random: Random, kind: str, partition: int) -> list[tuple[str, str | 
 
 @pytest.mark.parametrize("seed", range(15))
 def test_a_batch_writes_what_a_worker_writes(shop: Shop, seed: int) -> None:
-    """The same records by two groups: one by batches now and then, one by a worker."""
+    """Two groups apply equal records: one by batches now and then, one by a worker."""
     random = Random(seed)
     kind = ["last", "order", "offset", "origin", "several"][seed % 5]
     print(f"seed {seed}, {kind}")
@@ -124,8 +124,8 @@ def offsets_of(shop: Shop, group: str) -> list[int]:
     return [row[0] for row in found]
 
 
-def test_an_order_that_is_null_is_set_aside_by_workers_reloads_and_batches(shop: Shop) -> None:
-    """And the newest of the others counts, of equals the last; a live row without an order is older than any."""
+def test_a_null_order_is_dead_lettered_by_workers_reloads_and_batches(shop: Shop) -> None:
+    """Of the other records the newest counts, of equals the last; a live row without an order is older than any."""
     nulls = 13  # the amount whose order the new code does not know
     sent = [of(1, 1, 5), of(1, 2, 5), of(1, nulls, 9), of(2, 4, 9), of(2, 5, 3), of(2, nulls, 1), of(3, nulls), gone(1)]
 
@@ -186,7 +186,7 @@ def test_under_stop_the_record_is_named_and_nothing_is_written(shop: Shop) -> No
 
 
 @pytest.mark.parametrize(("policy", "state"), [("dead_letter", "dead_lettered"), ("skip", "skipped")])
-def test_what_fails_is_set_aside_as_the_pipeline_says(shop: Shop, policy: Any, state: str) -> None:
+def test_what_fails_is_dead_lettered_or_skipped_as_the_pipeline_says(shop: Shop, policy: Any, state: str) -> None:
     """I4: in the transaction that passes its offset."""
     shop.produce(shop.topic, POISON, partition=1)
     done = batch(shop, failing(shop, on_poison=policy)).run()
@@ -214,7 +214,7 @@ def test_too_many_dead_letters_stop_a_batch_as_they_stop_a_worker(shop: Shop) ->
 
 
 def test_keys_that_are_held_are_for_workers(shop: Shop) -> None:
-    """Behind a dead letter its key's records wait: a batch does not overtake them."""
+    """An open dead letter blocks the later records of its key: a batch of such records is refused."""
     options: dict[str, Any] = {"version": 2, "on_poison": "dead_letter"}  # an Upsert that does not know what is newer
     shop.produce(shop.topic, [of(1, 1), of(2, 2_000)], partition=0)
     shop.work(2, **options)
@@ -290,7 +290,7 @@ def test_a_dead_letter_that_blocks_its_key_and_came_meanwhile_keeps_the_batch_ou
 def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_once(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two attempts that both committed the one counts in which it did not fail: its letter is another's."""
+    """Of two committed attempts at a range the one without the failure counts: the dead letter belongs to the other."""
     shop.produce(shop.topic, [of(n, n, n) for n in range(40)], partition=0)
     fails = [True]
 
@@ -364,7 +364,7 @@ def test_retention_that_passes_while_it_is_read(shop: Shop, admin: AdminClient) 
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
-def test_a_topic_that_was_created_anew(
+def test_a_topic_that_was_recreated(
     shop: Shop, admin: AdminClient, kafka: Mapping[str, Any], request: pytest.FixtureRequest, meanwhile: bool
 ) -> None:
     shop.produce(shop.topic, [of(n) for n in range(10)], partition=0)

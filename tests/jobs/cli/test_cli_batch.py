@@ -1,4 +1,4 @@
-"""``seekpoint batch``: what it applies, what it says, and how one that was left is gone on with."""
+"""``seekpoint batch``: what it applies, what it prints, and how an open one is resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.reload_orders import Shop, doubled, of
 
 @pytest.fixture
 def shop(terminal: Terminal) -> Shop:
-    """The shop, whose records nobody has applied."""
+    """The shop, with records that have not been applied."""
     terminal.shop.produce(terminal.shop.topic, FIRST, partition=0)
     return terminal.shop
 
@@ -58,8 +58,8 @@ def test_a_group_with_workers_is_refused_unless_they_are_paused(terminal: Termin
     assert shop.rows() == doubled(FIRST + later, by=1)
 
 
-def test_ctrl_c_leaves_a_batch_open_and_says_how_to_go_on(terminal: Terminal, shop: Shop) -> None:
-    """Somebody holds the table: the last transaction waits for it."""
+def test_ctrl_c_leaves_a_batch_open_and_says_how_to_resume_it(terminal: Terminal, shop: Shop) -> None:
+    """Another session locks the table: the batch's last transaction waits for the lock."""
     with shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
         process = terminal.process("batch", name="old")
         wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')
@@ -81,7 +81,7 @@ def test_ctrl_c_leaves_a_batch_open_and_says_how_to_go_on(terminal: Terminal, sh
 def test_ctrl_c_with_the_database_away_is_an_abort(
     terminal: Terminal, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can be asked for the run then: it says where it will be found."""
+    """The run cannot be read then: the message says which command lists it."""
 
     def stopped(made: BatchJob, **_options: object) -> None:
         made.runs.engine = create_engine("postgresql+psycopg://u@127.0.0.1:1/d")
@@ -93,14 +93,14 @@ def test_ctrl_c_with_the_database_away_is_an_abort(
     assert "`seekpoint reload status` names it" in said
 
 
-def test_workers_that_are_not_behind_leave_nothing_to_refuse(terminal: Terminal, shop: Shop) -> None:
+def test_workers_without_lag_leave_nothing_to_refuse(terminal: Terminal, shop: Shop) -> None:
     worker = shop.worker()
     worker.reached(shop.topic, len(FIRST))
     assert f"{shop.group}: nothing is new" in terminal.job("batch", name="old").stdout
     worker.stop()
 
 
-def test_a_batch_that_is_given_up_lets_workers_go_on(terminal: Terminal, shop: Shop) -> None:
+def test_workers_continue_after_a_batch_is_aborted(terminal: Terminal, shop: Shop) -> None:
     with shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
         process = terminal.process("batch", name="old")
         wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')

@@ -1,4 +1,4 @@
-"""``seekpoint export``: what it writes, what it says, and that it goes on where it was."""
+"""``seekpoint export``: what it writes, what it prints, and that it continues where the last one ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``seekpoint reload``: what it prints, what it leaves behind, and how to go on with that."""
+"""``seekpoint reload``: what it prints, what is left after it, and how a run is resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_run_cuts_over_and_says_so(terminal: Terminal, shop: Shop, strategy: s
 
 
 def test_a_run_for_programs(terminal: Terminal, shop: Shop) -> None:
-    """Nothing but JSON: stderr is no terminal, so nobody looks on."""
+    """Only JSON is printed: stderr is no terminal, so no progress is shown."""
     result = terminal.job("reload", "run", "--json", "--actor", "night shift")
     told = json.loads(result.stdout)
     assert (told["state"], told["version_from"], told["version_to"], told["tries"]) == ("cut_over", [1], [2], 1)
@@ -43,8 +43,8 @@ def test_a_run_for_programs(terminal: Terminal, shop: Shop) -> None:
     assert shop.rows() == doubled(FIRST)
 
 
-def test_a_version_that_was_not_raised_is_told(terminal: Terminal, shop: Shop) -> None:
-    """Perhaps it was forgotten: the workers' code would go on writing what was just mended."""
+def test_a_version_that_was_not_raised_gives_a_warning(terminal: Terminal, shop: Shop) -> None:
+    """It may have been forgotten: workers would continue to write rows with the code that the reload replaces."""
     said = f"group {shop.group!r} stays at version 1: its workers continue with the code they have; raise version="
     assert said in terminal.job("reload", "run", name="old").stderr
     (warning,) = json.loads(terminal.job("reload", "run", "--json", name="old").stdout)["warnings"]
@@ -213,10 +213,10 @@ def test_a_run_is_resumed(terminal: Terminal, shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_go_on(
+def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_resume_it(
     terminal: Terminal, shop: Shop, number: signal.Signals
 ) -> None:
-    """Somebody holds the offsets: the cut-over waits for them, and the driver is told to stop there."""
+    """Another session locks the positions: the driver gets the signal while its cut-over waits for them."""
     with shop.holding("SELECT 1 FROM {schema}.partition_offset FOR UPDATE"):
         process = terminal.process("reload", "run")
         wait_for_lock(shop, "application_name", f"%job {process.pid}")
@@ -325,7 +325,7 @@ def test_no_password_comes_out(terminal: Terminal) -> None:
 # -- generations -------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_adopted_turned_and_given_up(terminal: Terminal, shop: Shop) -> None:
+def test_generations_are_enabled_published_and_disabled(terminal: Terminal, shop: Shop) -> None:
     name = f"{shop.schema}.orders"
     assert terminal.run("reload", "generations", *terminal.ledger).stdout.startswith("no table is kept in generations")
     refused = terminal.job("reload", "run", "--strategy", "generation", exits=1)
@@ -345,7 +345,7 @@ def test_a_table_is_adopted_turned_and_given_up(terminal: Terminal, shop: Shop) 
     assert shop.rows() == doubled(FIRST)
 
 
-def test_what_cannot_be_adopted_says_why(terminal: Terminal, shop: Shop) -> None:
+def test_generations_that_cannot_be_enabled_or_disabled_say_why(terminal: Terminal, shop: Shop) -> None:
     shop.execute("CREATE VIEW {schema}.large AS SELECT * FROM {schema}.orders WHERE amount > 50")
     result = terminal.run("reload", "enable-generations", f"{shop.schema}.orders", *terminal.ledger, exits=1)
     assert "drop it (views can be created again, on the enabled table)" in result.stderr
@@ -359,7 +359,7 @@ def test_what_cannot_be_adopted_says_why(terminal: Terminal, shop: Shop) -> None
 
 
 def test_spark_reads_the_log_and_no_password_comes_out(terminal: Terminal, shop: Shop) -> None:
-    """A password that is not needed is told by a name, too. The session ends with its process."""
+    """Tasks get the name of a variable instead of any password. The session ends with its process."""
     process = terminal.process("reload", "run", "--spark", "local[2]", "--kafka", "sasl.password=hunter2")
     out, said = process.communicate(timeout=240)
     if process.returncode == 2 and "Spark needs Java" in said:

@@ -81,7 +81,7 @@ def test_a_verify_that_is_refused(terminal: Terminal) -> None:
 
 
 def test_a_table_without_a_key_has_nothing_to_be_compared_by(terminal: Terminal) -> None:
-    """A verify is not told of a strategy, which it does not take; a swap is not sent to the merge that needs a key."""
+    """The error of verify proposes no strategy; that of a swap does not propose merge, which needs a key as well."""
     shop = terminal.shop
     settled(shop, FIRST[:-1], kind="append")
     shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_pkey")
@@ -95,7 +95,7 @@ def test_a_table_without_a_key_has_nothing_to_be_compared_by(terminal: Terminal)
 
 
 def test_a_verify_that_is_stopped_leaves_nothing(terminal: Terminal, shop: Shop) -> None:
-    """Somebody holds the table's lock while it is looked at."""
+    """Another session locks the table, so the verification waits for the lock."""
     with shop.holding("LOCK TABLE {schema}.orders IN ACCESS EXCLUSIVE MODE"):
         process = terminal.process("verify")
         wait_for_lock(shop, "application_name", f"%job {process.pid}")

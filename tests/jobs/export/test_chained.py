@@ -55,7 +55,7 @@ def test_a_log_that_was_truncated_is_no_retention(vault: Vault, name: str) -> No
         records(vault.chained.read(vault.range(name, 200, 300)))
 
 
-def test_another_topic_of_the_name_is_told_by_its_id(vault: Vault, name: str) -> None:
+def test_another_topic_of_the_name_is_recognized_by_its_id(vault: Vault, name: str) -> None:
     other = vault.topic()
     vault.produce(other, ["x"] * 100)
     theirs = vault.range(other, 0, 100)

@@ -30,7 +30,7 @@ def settled(vault: Vault, count: int = 60) -> str:
 
 
 def table(vault: Vault, name: str) -> list[tuple[int, int, bytes]]:
-    """What whoever reads the table sees."""
+    """The rows that a reader of the table sees."""
     found = DeltaTable(f"{vault.archive.root}/{name}").to_pyarrow_table()
     assert isinstance(found, pa.Table)
     rows = found.select(["partition", "offset", "value", "headers", "timestamp"]).to_pylist()
@@ -163,7 +163,7 @@ def test_a_file_before_the_others_is_added_once(vault: Vault) -> None:
 
 
 def test_a_range_without_records_in_front_of_what_the_table_has(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table's file begins in the hole, and whoever comes next cuts smaller ranges: one row for every offset."""
+    """The table has a file that begins after aborted records; an export of smaller ranges repeats none of its rows."""
     name = vault.topic(1)
     in_transactions(vault.brokers, name, (9, False), (3, True))
     vault.stand(name, {0: 14})
@@ -181,7 +181,7 @@ def _killed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_rewritten_table_is_told(vault: Vault) -> None:
+def test_a_rewritten_table_is_refused(vault: Vault) -> None:
     name = settled(vault)
     vault.export(format="delta", range_records=25).run()
     DeltaTable(f"{vault.archive.root}/{name}").optimize.compact()
@@ -191,7 +191,7 @@ def test_a_rewritten_table_is_told(vault: Vault) -> None:
         vault.export(format="delta").run()
 
 
-def test_somebody_who_commits_late_is_refused_by_the_table(vault: Vault) -> None:
+def test_a_process_that_commits_late_is_refused_by_the_table(vault: Vault) -> None:
     """A process that lost its database and its lock in mid-commit: the transaction id is the guard."""
     name = settled(vault)
     vault.export(format="delta", range_records=25).run()

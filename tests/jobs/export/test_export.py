@@ -41,7 +41,7 @@ def test_a_range_may_begin_with_the_last_record_of_a_row_group(vault: Vault, mon
         assert vault.archived(name, start, end) == vault.logged(name, start, end)
 
 
-def test_the_next_export_goes_on_where_the_manifest_ends(vault: Vault) -> None:
+def test_the_next_export_continues_where_the_manifest_ends(vault: Vault) -> None:
     name = vault.filled(50, 20)
     vault.export().run()
     nothing = vault.export().run()
@@ -104,7 +104,7 @@ def test_holes_of_the_log_are_no_gaps_of_the_archive(vault: Vault) -> None:
     assert vault.archived(name, 10, 20) == []
 
 
-def test_nothing_is_exported_behind_an_open_transaction(vault: Vault) -> None:
+def test_nothing_after_the_start_of_an_open_transaction_is_exported(vault: Vault) -> None:
     name = vault.topic()
     vault.produce(name, map(str, range(5)))
     end = in_transactions(vault.brokers, name, (5, None))
@@ -131,7 +131,7 @@ def test_large_values_make_small_row_groups(vault: Vault, monkeypatch: pytest.Mo
 
 
 def test_a_rewound_group_takes_nothing_out_of_the_archive(vault: Vault) -> None:
-    """It is the log's content, whoever has applied it how often."""
+    """It holds the log's content, however often a group has applied it."""
     name = vault.filled(50, 40)
     vault.export().run()
     vault.stand(name, {0: 10})
@@ -232,7 +232,7 @@ def test_topics_can_be_named(vault: Vault) -> None:
         vault.export(range_records=0)
 
 
-def test_progress_is_told_in_records(vault: Vault) -> None:
+def test_progress_is_reported_in_records(vault: Vault) -> None:
     vault.filled(25)
     told: list[tuple[str, int, int]] = []
     vault.export(range_records=10, progress=lambda *said: told.append(said)).run()
@@ -254,7 +254,7 @@ def test_an_archive_is_text_for_others(vault: Vault) -> None:
 
 
 def test_positions_are_those_of_one_moment(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers go on; the export ends nevertheless, where they stood."""
+    """Workers continue; the export ends at the positions that they had at its start."""
     name = vault.filled(40, 20)
     read = Ledger.read
 

@@ -38,7 +38,7 @@ def assert_whole(vault: Vault, name: str, count: int = 60) -> None:
 
 
 @pytest.mark.parametrize("at", PLACES)
-def test_the_next_export_goes_on_behind_the_last_row(vault: Vault, at: str) -> None:
+def test_the_next_export_continues_after_the_last_manifest_row(vault: Vault, at: str) -> None:
     name = vault.filled(60)
     Exporter(vault, at, range_records=25).kill_where_it_waits()
     committed = 1 if at == "second file" else 0
@@ -69,7 +69,7 @@ class Together(LocalWriter):
 
 @pytest.mark.parametrize("format_", ["parquet", "delta"])
 def test_exports_at_once_make_one_chain(vault: Vault, format_: str) -> None:
-    """They plan the same ranges in different widths; what the other was faster with is planned anew."""
+    """They plan ranges of different widths; an export that another one has overtaken plans again."""
     name = vault.filled(60)
     barrier = threading.Barrier(3)
 

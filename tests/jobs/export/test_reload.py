@@ -42,7 +42,7 @@ def work(shop: Shop, records: list[Any], upto: int) -> None:
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
 def test_what_retention_took_is_read_from_the_archive(shop: Shop, archive: Archive, strategy: str) -> None:
-    """Apply, export, cut, go on, and reload with other code: as if it were computed from the first record on."""
+    """Apply, export, trim the log, apply more, reload with other code: as if computed from the first record on."""
     work(shop, FIRST, len(FIRST))
     export(shop, archive, range_records=50)
     trim(shop, 77)
@@ -54,7 +54,7 @@ def test_what_retention_took_is_read_from_the_archive(shop: Shop, archive: Archi
 
 
 def test_retention_may_pass_in_mid_run(shop: Shop, archive: Archive) -> None:
-    """Opened while the log had all of it; what is staged later is read from the archive, by whoever takes the run."""
+    """Opened while the log had all of it; what is staged later, after a takeover, is read from the archive."""
     work(shop, FIRST, len(FIRST))
     export(shop, archive)
     run = shop.reload(archive=archive).open().run
@@ -77,7 +77,7 @@ def test_without_an_archive_that_has_all_of_it_the_reload_is_refused(shop: Shop,
 
 
 def test_a_file_that_is_gone_does_not_end_the_run(shop: Shop, archive: Archive) -> None:
-    """Bring it back, and take the run up where it stands."""
+    """The run stays open, and can be resumed after the file is back."""
     work(shop, FIRST, len(FIRST))
     export(shop, archive, range_records=50)
     trim(shop, 110)
@@ -102,7 +102,7 @@ def test_a_verify_reads_the_archive_as_well(shop: Shop, archive: Archive) -> Non
     assert table.different == 1
 
 
-def test_a_group_that_retention_has_overtaken_is_reloaded_where_it_stands(shop: Shop, archive: Archive) -> None:
+def test_a_group_that_retention_has_overtaken_is_reloaded_up_to_its_positions(shop: Shop, archive: Archive) -> None:
     """Its workers wait for a decision; what it has applied is in the archive."""
     work(shop, FIRST, len(FIRST))
     export(shop, archive)
@@ -122,7 +122,7 @@ def test_a_handler_is_run_on_what_the_archive_has(shop: Shop, books: Books, arch
     assert books.rows() == booked([*orders, of(1, 5)], by=2)
 
 
-def test_a_failing_record_of_the_archive_is_told_like_one_of_the_log(shop: Shop, archive: Archive) -> None:
+def test_a_failing_record_of_the_archive_is_dead_lettered_like_one_of_the_log(shop: Shop, archive: Archive) -> None:
     """Its headers, too: the file has none for a record whose headers no client can read."""
     options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     shop.produce(shop.topic, [of(1, 1)], partition=0)

@@ -39,7 +39,7 @@ def test_one_place_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("s3://b/a/?region=x", "s3://b/a/t/1.parquet?region=x"),
     ],
 )
-def test_a_file_is_named_as_other_tools_are_told_of_it(root: str, file: str) -> None:
+def test_a_file_has_the_name_that_other_tools_use(root: str, file: str) -> None:
     assert below(root, "t/1.parquet") == file
 
 

@@ -8,7 +8,7 @@ from support.reload_orders import PLAIN
 #: Where tasks look for the database's address.
 DATABASE = Env("SEEKPOINT_TEST_SPARK_DATABASE")
 
-# Ends its process the first time only: whoever makes the marker file.
+# Ends one process only: the first, which creates the marker file.
 ONCE = """
 import os, signal
 
@@ -48,7 +48,7 @@ staging_source.stage_range = deadly
 """
 )
 
-#: Of the version that is deployed where it is imported: which one stands in the marker's file.
+#: Its handler version is read from the marker file in the process that calls it, as if that code were deployed there.
 DEPLOYED = (
     PLAIN
     + """

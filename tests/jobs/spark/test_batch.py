@@ -1,4 +1,4 @@
-"""Batches whose ranges are staged by Spark's tasks: once, whoever dies, repeats or is slow."""
+"""Batches whose ranges are staged by Spark's tasks: once, although tasks crash, repeat or are slow."""
 
 from __future__ import annotations
 

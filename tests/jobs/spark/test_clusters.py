@@ -56,7 +56,7 @@ def resumed(shop: Shop, name: str) -> None:
     assert shop.rows() == expected()
 
 
-def test_executors_of_their_own_with_one_that_is_killed_behind_its_commit(
+def test_separate_executors_of_which_one_is_killed_after_its_commit(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
     with started(shop, named(BEHIND_COMMIT), "local-cluster[2,1,1024]") as job:
@@ -93,10 +93,10 @@ def test_tasks_that_hang_are_overtaken_by_their_copies_on_another_machine(
     assert offsets(shop) == {f"{shop.topic}/0": 200, f"{shop.topic}/1": 200}
 
 
-def test_a_driver_that_is_killed_takes_its_tasks_along_and_another_goes_on(
+def test_the_tasks_of_a_killed_driver_end_and_another_driver_takes_over(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """The run is on record: whoever takes it stages what is missing, here without Spark."""
+    """The run has a row: the driver that takes it over stages what is missing, here without Spark."""
     name = named(FOR_EVER)
     with started(shop, name, "local[2,4]") as job:
         until((tmp_path / "marker99").exists, "a task to come as far as that", 180)
@@ -135,7 +135,7 @@ with spark_session("local[1]", settings) as spark:
 """
 
 
-def test_no_secret_of_the_executors_stands_in_the_event_log(tmp_path: Path) -> None:
+def test_no_secret_of_the_executors_is_in_the_event_log(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", LOGGED, tmp_path.as_uri()], check=True, timeout=240)
     logged = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".crc")
     assert "SEEKPOINT_DATABASE_URL" in logged

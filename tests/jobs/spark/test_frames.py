@@ -232,7 +232,7 @@ def test_a_worker_that_is_killed_and_a_copy_that_commits_too_do_no_harm(
     assert books.rows()[1] == booked(RECORDS, by=2)[1]
 
 
-def test_what_a_run_that_went_on_is_given_is_not_kept(books: Books, spark: SparkSession) -> None:
+def test_a_part_of_a_frame_is_refused_by_a_run_that_continued_without_it(books: Books, spark: SparkSession) -> None:
     from seekpoint.jobs.staging.task_errors import SparkTaskError
 
     with pytest.raises(SparkTaskError, match="went on without this part of a frame"):

@@ -41,7 +41,7 @@ def test_our_arrow_schema_is_the_one_that_spark_asks_for() -> None:
     assert to_arrow_schema(SCHEMA, timezone="UTC").equals(ARROW)
 
 
-def test_it_ends_at_the_ledgers_offsets_while_the_log_goes_on(spark: SparkSession, vault: Vault) -> None:
+def test_it_ends_at_the_ledgers_offsets_while_the_log_grows(spark: SparkSession, vault: Vault) -> None:
     name = vault.topic(3)
     for partition, count in enumerate((40, 25)):
         vault.produce(name, map(str, range(count)), partition=partition)

@@ -1,4 +1,4 @@
-"""Staging by Spark's tasks: every record once, whoever dies, repeats or is late; and errors that say what they are."""
+"""Staging by Spark's tasks: every record once, although tasks crash, repeat or are late; and clear errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.reload_orders import PLAIN, Shop, of
 
 
 class Job:
-    """A shop's reload by Spark, opened behind 100 records in each partition."""
+    """A shop's reload by Spark, opened when each partition has 100 records."""
 
     def __init__(self, shop: Shop, spark: SparkSession, name: str, **options: Any) -> None:
         self.shop = shop
@@ -124,7 +124,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_counts_twice(
     assert made.shop.rows() == expected()
 
 
-def test_a_record_that_ends_the_run_is_told_as_it_was_raised(job: Callable[..., Job]) -> None:
+def test_a_record_that_ends_the_run_is_reported_with_the_error_it_raised(job: Callable[..., Job]) -> None:
     made = job()
     made.shop.produce(made.shop.topic, [of(7, 2_000)], partition=1)  # version 2 refuses it
     worker = made.shop.worker()
@@ -160,7 +160,7 @@ def first(record):
     assert not made.shop.execute("SELECT 1 FROM {schema}.reload_staged WHERE to_offset = 80")
 
 
-def test_executors_with_older_code_stage_nothing_and_the_run_goes_on_with_the_right_one(
+def test_executors_with_older_code_stage_nothing_and_the_run_continues_with_the_right_one(
     job: Callable[..., Job], tmp_path: Path
 ) -> None:
     deployed = tmp_path / "marker"
@@ -186,7 +186,7 @@ def test_a_run_that_is_over_takes_no_more_ranges(job: Callable[..., Job]) -> Non
         list(made.stager.stage(driver.run, tasks))
 
 
-def test_retention_in_mid_run_is_told_with_its_place(job: Callable[..., Job]) -> None:
+def test_retention_in_mid_run_is_reported_with_partition_and_offset(job: Callable[..., Job]) -> None:
     made = job()
     driver = made.opened()
     tasks = made.tasks(driver)
@@ -196,8 +196,8 @@ def test_retention_in_mid_run_is_told_with_its_place(job: Callable[..., Job]) ->
     assert (lost.value.partition, lost.value.offset) == (Partition(made.shop.topic, 0), 0)
 
 
-def test_whoever_stops_listening_cancels_the_rest(job: Callable[..., Job], spark: SparkSession) -> None:
-    """A driver that was taken over leaves its tasks at once: a cluster is not kept busy for nobody."""
+def test_a_driver_that_stops_reading_results_cancels_the_rest(job: Callable[..., Job], spark: SparkSession) -> None:
+    """A driver that lost its run to another one cancels its tasks at once: the cluster is not kept busy in vain."""
     made = job(
         PLAIN
         + """
@@ -215,7 +215,7 @@ def first(record):
     began, pause = monotonic(), threading.Event()
     telling.close()
     assert monotonic() - began < 50, "less than what a task waits for its next record"
-    while spark.sparkContext.statusTracker().getActiveJobsIds():  # which hears of the end behind us
+    while spark.sparkContext.statusTracker().getActiveJobsIds():  # Spark reports the end with a delay
         assert monotonic() - began < 50
         pause.wait(0.05)
     driver.heartbeat()

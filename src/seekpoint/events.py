@@ -1,9 +1,10 @@
 """Every event that a worker announces, as a frozen value: for logs, health, metrics, tests and crash points.
 
-Observers get every event, in order, on the worker's thread (``MembershipRenewed`` alone comes from the heartbeat's
-thread): ``Worker(..., observe=[print])``. The events of one transaction come as ``ChunkRead`` (its first records),
-``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; killing the process inside an observer is how
-the chaos suite stops a worker at a named step.
+Observers get every event, in order, on the worker's thread: ``Worker(..., observe=[print])``. Two come from other
+threads: ``MembershipRenewed`` from the heartbeat's, and ``WorkerStopped`` of a worker that ``stop(grace=)`` gave up
+from a timer's, perhaps while another event is handled. The events of one transaction come as ``ChunkRead`` (its
+first records), ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; killing the process inside an
+observer is how the chaos suite stops a worker at a named step.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Tested against Apache Kafka under the eager, the cooperative and the KIP-848 protocol. Callbacks only record: an
 exception that leaves one loses records and makes ``close()`` hang. One thread at a time uses the consumer;
-:meth:`Client.renew_membership` is the only call meant for a second one.
+:meth:`Client.renew_membership` may be called by a second one, and :meth:`Client.close` by the one that gives a
+worker up.
 """
 
 from __future__ import annotations

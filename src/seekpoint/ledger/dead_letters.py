@@ -1,6 +1,7 @@
 """A group's dead letters: insert, list, lock, close; records that were passed and not applied (I1, I4).
 
-Only this module writes ``dead_letter``, except that a reset supersedes those at or past its position. A wait for a
+Only this module writes ``dead_letter``, except that a reset supersedes those at or past its position, and that a job's
+cut-over copies those that it has staged. A wait for a
 record (``ledger.wait``) and the look-up of a dead letter's group read it, too.
 """
 

@@ -1,4 +1,4 @@
-"""The loop: maintain the assignment, read, commit, back off. The only file where records and partitions meet."""
+"""The loop: maintain the assignment, read, commit, back off. Records and partitions meet here."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient, is_transient_at_start
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Partition, RawRecord, one_line, running_line
-from seekpoint.worker.assignment import Chunk, Resources, Standby, WorkerAssignment
+from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
 from seekpoint.worker.heartbeat import Heartbeat
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
 from seekpoint.worker.single_attempts import SingleAttempts
+from seekpoint.worker.standby import Standby
 from seekpoint.worker.unit_of_work import Committer
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else

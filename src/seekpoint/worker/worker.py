@@ -34,7 +34,8 @@ class Worker:
     ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` librdkafka's own configuration,
     passed through but for the keys that the promise hangs on. ``partitions=[(topic, number), ...]`` reads a
     fixed list without a group. ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the
-    heartbeat's). Scale by more workers in more processes, not by threads.
+    heartbeat's, ``WorkerStopped`` on a timer's where ``grace`` is over). Scale by more workers in more processes,
+    not by threads.
 
     A worker whose pipeline writes a topic's records to other tables than the group does, at the same version, waits
     outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace the group's,

@@ -5,7 +5,6 @@ from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler, SingleAttempt, SuspectPart
 from seekpoint.worker.assignment.worker_assignment import WorkerAssignment
-from seekpoint.worker.standby import Standby
 
 __all__ = [
     "Assignment",
@@ -14,7 +13,6 @@ __all__ = [
     "Resources",
     "Scheduler",
     "SingleAttempt",
-    "Standby",
     "SuspectPart",
     "WorkerAssignment",
 ]

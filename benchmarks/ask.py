@@ -33,7 +33,7 @@ MOST_TOLD = 3000  # characters of what a subject said when it failed
 
 
 class Asker:
-    """A broker and a Postgres, both also behind proxies; asks each question in a process of its own."""
+    """A broker and a Postgres, each also reachable through a proxy; asks each question in a process of its own."""
 
     def __init__(self, options: argparse.Namespace, questions: Sequence[Question], console: Console) -> None:
         self._options, self._questions, self._console = options, questions, console

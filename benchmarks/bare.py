@@ -1,4 +1,4 @@
-"""The bare streamed loop: what somebody writes by hand who knows where the time goes. Exactly once on a calm day.
+"""The bare streamed loop: written by hand, without the library, for speed. Exactly once as long as nothing fails.
 
 One transaction per BENCH_BATCH records. While its COPY is open, chunks of 500 are consumed, decoded and written, so
 that the server works on one chunk while the next is decoded. The offsets are rows of a table of its own, moved by the
@@ -25,7 +25,7 @@ WAIT = 0.2  # seconds
 
 
 class Loop:
-    """Its state: where each partition stands, and how many records were written."""
+    """Its state: the position of each partition, and how many records were written."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
@@ -46,7 +46,7 @@ class Loop:
         self._consumer.subscribe([KIND.name], on_assign=self._assigned)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Read on from where the table stands."""
+        """Read from the positions in the table."""
         for at in partitions:
             self._connection.execute("INSERT INTO bare_offset VALUES (%s, 0) ON CONFLICT DO NOTHING", [at.partition])
         stored = dict(self._connection.execute('SELECT "partition", next_offset FROM bare_offset').fetchall())

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 WIDTH, BAR, GAP, TOP = 800, 18, 8, 44
 LABELS = 290  # pixels for the names
-VALUES = 130  # and for the figures behind the longest bar
+VALUES = 130  # and for the figures to the right of the longest bar
 
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #24292f }
@@ -24,7 +24,7 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar; ``least`` and ``most`` are drawn as a whisker; ``is_ours`` is told by its colour."""
+    """One bar; ``least`` and ``most`` are drawn as a whisker; ``is_ours`` decides its colour."""
 
     label: str
     value: float

@@ -1,11 +1,11 @@
-"""What a million commits leave behind in the ledger, and what an old snapshot elsewhere does to it.
+"""How many dead rows a million commits leave in the ledger, and what an old snapshot elsewhere adds.
 
 python benchmarks/bloat.py [--commits N] [--held N] [--partitions N] [--moved N] [--quick]
 
 Needs only Postgres, with autovacuum as it is by default. One worker's worth of commits, one after the other, by
 ``Ledger.advance`` alone, each a transaction of its own: sizes, dead rows, the share of updates that touched no index
 (HOT), and what an advance costs at the start and at the end. Then the same while a transaction elsewhere holds a
-snapshot open for ``--held`` commits, so that nothing behind it can be cleaned up, and after it has ended. With
+snapshot open for ``--held`` commits, so that no row version it may see can be cleaned up, and after it has ended. With
 ``synchronous_commit=off``, which shortens the wait for the disk alone: rows are written and cleaned up just the same.
 The positions are checked at the end: they count the commits.
 """
@@ -91,7 +91,7 @@ class Churn:
 
 @contextmanager
 def snapshot(stage: Stage) -> Iterator[None]:
-    """Somebody's long transaction: what it may still see, nobody may clean up."""
+    """A long transaction elsewhere: row versions that it may still see cannot be cleaned up."""
     with psycopg.connect(stage.dsn) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT count(*) FROM pg_class")
@@ -142,7 +142,7 @@ def report(mode: str, churn: Churn, options: Any, samples: list[Sample], **more:
 
 
 def held(stage: Stage, options: Any) -> None:
-    """The same with an old snapshot elsewhere, and after it."""
+    """Commits while an old snapshot is open elsewhere, and after it has ended."""
     churn = Churn(stage, "held", options.partitions, options.moved)
     first = churn.run(max(1000, options.held // 10))
     with snapshot(stage):

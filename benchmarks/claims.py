@@ -97,7 +97,7 @@ def _claim(at: Ledger, count: int) -> list[Claim]:
 
 
 def claims(stage: Stage, partitions: int, rounds: int) -> None:
-    """Claims of all partitions, by two owners in turn; and of partitions that nobody knows yet."""
+    """Claims of all partitions, by two owners in turn; and of partitions that the ledger does not have yet."""
     for analyzed, shown in ANALYZED.items():
         with ledger(stage, analyzed=analyzed, partitions=partitions) as (engine, name):
             spy = Spy(engine)
@@ -187,7 +187,7 @@ def _commits(at: Ledger, shown: str, active: int, touched: int, rounds: int) -> 
 
 
 def _explain_hold(at: Ledger, held: dict[Partition, Claim]) -> tuple[float, float, bool]:
-    """Of the statement that holds them as they stand now."""
+    """Of the statement that holds them at their present positions."""
     spy = Spy(at.engine)
     with at.begin() as tx:
         at.hold(tx.connection, [Expected(c, c.next_offset) for c in held.values()])

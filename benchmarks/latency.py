@@ -9,7 +9,7 @@ each record by itself, and is what one waits for. A row counts as visible when i
 (the event ``Committed``): COMMIT's answer comes when others see it. That is checked by a reader, in rounds of its own,
 who asks the table for new rows as fast as it can and notes when it first saw each: the row names its own step, how
 long it is between two of its looks. Rows are matched by partition and offset, every record counts, the first second
-is left out (plans, caches, the first fetch). Beside it stands how long the broker took to answer the producer.
+is left out (plans, caches, the first fetch). Beside it is how long the broker took to answer the producer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """By id: they come in order within a partition, so those that are looked for lie behind the lowest missing."""
+        """By id: ids come in order within a partition, so no id below the lowest missing one is asked for again."""
         low, before = 0, monotonic()
         asked = "SELECT id FROM orders WHERE id >= %s"
         while not self._stopping.is_set():

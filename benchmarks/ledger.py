@@ -1,7 +1,8 @@
-"""What the ledger costs: the same pipeline with its two statements, and without them, turn by turn in one process.
+"""What the ledger costs: the same pipeline with its two statements, and without them, alternately in one process.
 
 Without: a ``Ledger`` whose hold and advance send nothing, so that rows are committed and no offset is. All else is the
-same, claims included. BENCH_BATCH says how many records a transaction has, BENCH_LIMIT how many are moved in each turn.
+same, claims included. BENCH_BATCH says how many records a transaction has, BENCH_LIMIT how many records
+each measurement moves.
 """
 
 from __future__ import annotations

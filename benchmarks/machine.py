@@ -26,7 +26,7 @@ def describe() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model's name, where the system tells it."""
+    """The model's name, where the system reports it."""
     told = Path("/proc/cpuinfo")
     lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -34,7 +34,7 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what Seekpoint stands on."""
+    """Of Python and of what Seekpoint depends on."""
     found = {"python": platform.python_version(), "librdkafka": confluent_kafka.libversion()[0]}
     for package in PACKAGES:
         try:
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def busy(seconds: float) -> float:
-    """Percent of all processors that are in use now, by whomever."""
+    """Percent of all processors that are in use now, by all processes."""
     return psutil.cpu_percent(seconds)
 
 

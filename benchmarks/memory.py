@@ -3,9 +3,9 @@
 python benchmarks/memory.py [--records N] [--poison N] [--modes append,upsert,...] [--quick]
 
 The resident size of the worker's process, looked at with each commit: at the first one, after a million records, at the
-end, at its peak (as the kernel counts it, where it does), and how it grows per million behind the first, by least
-squares. ``append`` and ``upsert`` (each account ten times) write every record; ``poisoned`` variants park one record
-in ``--poison`` as a dead letter. The backlog is there before the worker starts: the client's own queue is full all the
+end, at its peak (as the kernel counts it, where it does), and how it grows per million after the first, by least
+squares. ``append`` and ``upsert`` (each account ten times) write every record; ``poisoned`` variants dead-letter one
+record in ``--poison``. The backlog is there before the worker starts: the client's own queue is full all the
 time. Rows and dead letters are counted at the end.
 """
 

@@ -2,7 +2,7 @@
 
 python benchmarks/page.py bench-report.json
 
-What stands between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is written again, the prose around it is left alone;
+The text between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is written again, the prose around it is left alone;
 plots and a copy of the report go to ``docs/assets``. A test holds page, plots and that copy together.
 """
 
@@ -37,7 +37,7 @@ PLOTS: Mapping[str, tuple[str, str, Sequence[str]]] = {
 
 
 def render(report: Row, text: str) -> str:
-    """The page's text with its parts written again; raises LookupError for a part that nobody knows."""
+    """The page's text with its parts written again; raises LookupError for an unknown part."""
     parts: dict[str, Callable[[Row], str]] = {
         "setting": _setting,
         "goals": _goals,
@@ -143,7 +143,7 @@ def group_tables(lines: Sequence[Row]) -> str:
 
 
 def _profile(report: Row) -> str:
-    """By stage, without a key and with one; what stands beside ``all of it`` is the ceiling."""
+    """By stage, without a key and with one; the figure beside ``all of it`` is the ceiling."""
     lines = [line for line in report["summary"] if line["group"] == "profile" and "case" in line]
     if not lines:
         return "Not measured yet.\n"

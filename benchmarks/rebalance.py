@@ -5,9 +5,9 @@ python benchmarks/rebalance.py [--rounds N] [--rate N] [--protocols eager,cooper
 Six partitions under a steady load. Of each partition that moves: the *pause*, from its revocation (Kafka's callback;
 where the owner leaves, its decision to drain; where it is killed, the kill) to the new owner's first commit; and the
 *standstill*, from the old owner's last commit of it to that one. Of each that stays with its owner: the longest time
-between two of its commits meanwhile, which the same in a quiet second stands beside. Heartbeats are those given
+between two of its commits meanwhile, beside the same figure of a quiet second. Heartbeats are those given
 (librdkafka's default is 3 s, a broker's for group.protocol=consumer 5 s), sessions 6 s (default 45 s): they decide
-how soon a member learns of a change, and how late a death is noticed. Every record is in the table once, at the end.
+how soon a member learns of a change, and how late a crash is noticed. Every record is in the table once, at the end.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Group:
         return member
 
     def settled(self, since: float, members: list[BenchProcess]) -> None:
-        """Until all partitions were committed for a while, by these members alone, each its share, and nobody else."""
+        """Until all partitions were committed for a while, by these members alone, each its share."""
         deadline, wait = monotonic() + 90, threading.Event()
         while monotonic() < deadline:
             now = monotonic()

@@ -20,7 +20,7 @@ from seekpoint.kafka.ranges import topic_ids
 from seekpoint.records import Partition
 from setting import BROKERS, TABLE, URL
 
-GROUP = "BENCH_GROUP"  # the variable that tells tasks which group the pipeline is of
+GROUP = "BENCH_GROUP"  # the variable that names the pipeline's group to tasks
 KAFKA = {"bootstrap.servers": BROKERS}
 
 

@@ -99,7 +99,7 @@ def reload(engine: Engine, strategy: str, percent: int) -> dict[str, Any]:
 
 
 def verify(engine: Engine) -> dict[str, Any]:
-    """The same, and nothing published: how long people wait for the answer."""
+    """Time a verification, which publishes nothing: how long an operator waits for its result."""
     drop(engine)
     fill(0)
     rebuild.apply_all(engine, KIND)

@@ -1,4 +1,4 @@
-"""What is told of the rows: medians, ratios within a round, and the goals. Nothing here measures anything."""
+"""What is reported of the rows: medians, ratios within a round, and the goals. Nothing here measures anything."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 python benchmarks/run.py [--only core,peers] [--only "append, key"] [--quick] [--records N] [--rounds N] [--resume FILE]
 
 Subjects are interleaved: each round asks every chosen question once, and with them the questions that they are compared
-with, so that a ratio never spans two runs. The report is written after every row. ``--resume`` goes on where a report
+with, so that a ratio never spans two runs. The report is written after every row. ``--resume`` continues where a report
 ended: with the rounds that are missing, or with questions that it has not. The exit code is 1 where a subject failed,
 0 where all ran, or were peers that cannot be set up here.
 """
@@ -82,7 +82,7 @@ def _parts(given: str) -> list[str]:
 
 
 class Session:
-    """One run: its rows, and those of the report that it goes on with."""
+    """One run: its rows, and those of the report that it continues."""
 
     def __init__(self, options: argparse.Namespace, console: Console) -> None:
         self._options, self._console = options, console
@@ -146,7 +146,7 @@ class Session:
 
     @property
     def report(self) -> Row:
-        """All of it, as it stands."""
+        """All of it, up to now."""
         rows = [*self._rows, *self.new]
         against = {question.name: question.against for question in QUESTIONS.values()}
         return {"runs": self._runs, "goals": judge(rows), "summary": summary(rows, against), "rows": rows}

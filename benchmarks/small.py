@@ -2,7 +2,7 @@
 
 python benchmarks/small.py [--quick]
 
-Three pairs, turn by turn in one process, each the same with and without hold and advance, nothing else different:
+Three pairs, alternately in one process, each the same with and without hold and advance, nothing else different:
 
 - ``unit``: the worker's unit of work (``Append``, and a handler that runs a statement per record), against itself
   without the two statements. Three round trips each: BEGIN with hold, the rows with advance, COMMIT.
@@ -10,7 +10,7 @@ Three pairs, turn by turn in one process, each the same with and without hold an
   COMMIT.
 - ``one trip``: the same statements, all of them in one round trip.
 
-Client and server take turns on one core. ``ledger_cost`` is the ratio with : without, the median over rounds;
+Client and server alternate on one core. ``ledger_cost`` is the ratio with : without, the median over rounds;
 ``dearer_percent`` the same for the one that the goal is about: one record by ``Append``, synchronous_commit on.
 """
 
@@ -56,7 +56,7 @@ def appending(group: str, *, on: bool) -> Pipeline:
 
 
 def handling(group: str, *, on: bool) -> Pipeline:
-    """The same by a handler."""
+    """Topic to table, by a handler."""
     return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle, synchronous_commit=on)
 
 

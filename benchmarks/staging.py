@@ -1,4 +1,4 @@
-"""From Kafka into a table that nobody has read yet, as the first step of a reload does it; or by Spark's JDBC writer.
+"""From Kafka into a table that has no readers yet, as the first step of a reload does it; or by Spark's JDBC writer.
 
 python benchmarks/staging.py local    this process reads, decodes and copies, one range after the other
 python benchmarks/staging.py pool     so many processes of this machine do (BENCH_PARALLELISM)
@@ -62,7 +62,7 @@ def stager_of(mode: str, engine: Engine, spark: Any) -> Stager:
 
 
 def write(engine: Engine, spark: Any) -> float:
-    """The same records by Spark's own means, as its guide shows them; the seconds."""
+    """Write the records by Spark's own means, as its guide shows them; returns the seconds."""
     from pyspark.sql import functions as f  # noqa: PLC0415 -- an extra
 
     fields = ", ".join(f"`{column}` {TYPES.get(type_, type_)}" for column, type_ in KIND.columns.items())

@@ -57,7 +57,7 @@ class Unit:
 
     def __init__(self, make: Callable[[str], Pipeline], size: int, kind: type[Ledger] = Ledger) -> None:
         pipeline = make(f"unit-{secrets.token_hex(4)}")
-        # Without the ledger's statements nobody else would say so.
+        # Without the ledger's statements nothing else would set it.
         options = f"-c synchronous_commit={'on' if pipeline.synchronous_commit else 'off'}"
         engine = create_engine(URL, connect_args={"options": options})
         schema.upgrade(engine)
@@ -87,7 +87,7 @@ class Unit:
 
 
 def pin() -> None:
-    """This process and the server's sessions to one core: they take turns, and a round trip takes 30 us.
+    """This process and the server's sessions to one core: they alternate, and a round trip takes 30 us.
 
     On two cores it takes 30 or 90, as the scheduler likes. Only where the system lets us, on this machine.
     """

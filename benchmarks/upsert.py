@@ -3,7 +3,7 @@
 python benchmarks/upsert.py [--conflicts PERCENT]    so many of the records find a row of their key
 python benchmarks/upsert.py --large                  BENCH_STORED rows, one record in five is new (payments_spread)
 
-Ready rows by each of the sink's roads, without Kafka: ``write_strategies.py``.
+Ready rows by each of the sink's write strategies, without Kafka: ``write_strategies.py``.
 """
 
 from __future__ import annotations

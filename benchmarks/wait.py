@@ -1,4 +1,4 @@
-"""Waiting for a record to be applied: looking again and again, or being told (LISTEN/NOTIFY).
+"""Waiting for a record to be applied: by polling, or by a notification (LISTEN/NOTIFY).
 
 python benchmarks/wait.py [--seconds N] [--rounds N] [--committers N ...] [--waiters N]
 
@@ -69,7 +69,7 @@ def commit(dsn: str, statement: str, number: int, pace: float, shared: Shared) -
 
 
 class Told:
-    """One connection that listens for the whole process, and hands on what it hears."""
+    """One connection that listens for the whole process, and notifies its waiters."""
 
     def __init__(self, dsn: str, partitions: int) -> None:
         self._news = threading.Condition()
@@ -89,7 +89,7 @@ class Told:
                     self._news.notify_all()
 
     def wait(self, number: int, offset: int) -> None:
-        """Until the position lies behind the offset."""
+        """Until the position is past the offset."""
         with self._news:
             if not self._news.wait_for(lambda: self._at[number] > offset, 2):
                 raise NotApplied(Partition(TOPIC, number), offset, None, "not heard of it within 2 s")

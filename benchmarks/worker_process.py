@@ -176,7 +176,7 @@ class Feeder:
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
 
     def run(self) -> None:
-        """Until all are sent, or SIGTERM; tells how many, and how late the latest was."""
+        """Until all are sent, or SIGTERM; reports how many, and how late the latest was."""
         feed, rate = self._order["feed"], self._order["rate"]
         first, step = self._order.get("first", 0), self._order.get("step", 1)
         began, sent, late = monotonic(), 0, 0.0
@@ -185,7 +185,7 @@ class Feeder:
                 due = began + sent / rate
                 while (early := due - monotonic()) > 0:
                     if early > 0.001:
-                        self._producer.poll(early)  # it counts in milliseconds, and ends when it has told something
+                        self._producer.poll(early)  # counts in milliseconds; a delivery report ends it
                     else:
                         sleep(early)
                 late = max(late, monotonic() - due)

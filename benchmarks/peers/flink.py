@@ -93,7 +93,7 @@ def _prepared_allowed(trial: Trial) -> None:
 
 
 def _forget_prepared(trial: Trial) -> None:
-    """A job that was ended leaves prepared transactions, and their locks, behind."""
+    """Roll back the prepared transactions, and end their locks, that an ended job has left."""
     with psycopg.connect(trial.dsn, autocommit=True) as connection:
         left = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
         for (gid,) in left:

@@ -74,5 +74,5 @@ def _digest(path: Path) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """Without the addresses of registries, which are nobody's business in a report."""
+    """Without the addresses of registries, which do not belong in a report."""
     return str(error).split(" in remote repositories")[0].splitlines()[0]

@@ -53,7 +53,7 @@ class Total(msgspec.Struct, frozen=True, gc=False):
 
 
 def totals(records: int) -> Iterator[Total]:
-    """The same on every call."""
+    """Make as many totals, equal on every call."""
     for number in range(1, records + 1):
         yield Total(number, number * 7919 % 1_000_003)
 
@@ -77,7 +77,7 @@ NOTE = 55  # bytes, which make 159 in all
 
 
 def payments(records: int, *, note: int = NOTE, id_of: Callable[[int], int] = int) -> Iterator[Payment]:
-    """The same records on every call; ``id_of`` makes the id of the n-th, from 1."""
+    """Make as many payments, equal on every call; ``id_of`` makes the id of the n-th, from 1."""
     draw = random.Random(7)
     start = datetime(2026, 1, 1, tzinfo=UTC)
     text = " ".join(draw.choices(WORDS, k=5000))

@@ -53,7 +53,7 @@ def answer(environment: str, script: str, settings: Mapping[str, Any], **env: st
 
 
 def said(child: Child, word: str) -> float:
-    """The number behind ``word`` at the start of a line of the child's output."""
+    """The number after ``word`` at the start of a line of the child's output."""
     for line in child.log_tail(1_000_000).splitlines():
         if line.startswith(f"{word} "):
             return float(line.split()[1])

@@ -56,7 +56,7 @@ class Trial:
         )
 
     def group(self, peer: str) -> str:
-        """A consumer group that nobody had before."""
+        """A consumer group that was not used before."""
         return f"{peer}-{secrets.token_hex(4)}"
 
 

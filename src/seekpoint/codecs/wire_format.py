@@ -1,7 +1,7 @@
 """The registry's wire format, and a fast path for records whose frame (the schema's id) was decoded before.
 
 The first record with a topic, field and frame goes through Confluent's deserializer, which asks the registry. Where the
-result depends on nothing but bytes and schema (no rules, no migrations, no references to other schemas), later records
+result depends only on bytes and schema (no rules, no migrations, no references to other schemas), later records
 go to the same parser directly. What fails there is decoded again by Confluent's deserializer, whose error is raised.
 The values are the same, in a quarter of the time.
 """

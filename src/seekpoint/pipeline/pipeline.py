@@ -78,8 +78,8 @@ class Pipeline(Generic[V, K]):
     record. ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions
     continue; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: the transaction that passes
     its offset stores it in the ledger's table ``dead_letter``; ``"skip"``: in the same way, without its value. Past
-    ``dead_letter_limits`` the worker stops. ``keep_key_order=True``: later records of a dead letter's key become dead
-    letters, too, to be replayed in order (always with an ``Upsert`` that cannot decide which row is newer).
+    ``dead_letter_limits`` the worker stops. ``keep_key_order=True``: later records of a dead letter's key are
+    dead-lettered, too, to be replayed in order (always with an ``Upsert`` that cannot decide which row is newer).
     ``delay``: a record is handled no earlier than its timestamp plus this.
 
     ``synchronous_commit=False`` is safe here: a crash of Postgres loses rows and offset together, and Kafka still has

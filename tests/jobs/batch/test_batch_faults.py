@@ -154,7 +154,7 @@ def test_a_batch_that_is_taken_over_after_a_worker_advanced_is_ended(shop: Shop)
         batch(shop).take_over(run)
     assert batch(shop).runs.get(run).is_open, "nothing was decided"
     worker.stop()
-    with pytest.raises(BatchRefused, match=f"stands at offset {len(FIRST)} by now"):
+    with pytest.raises(BatchRefused, match=f"is at offset {len(FIRST)} by now"):
         batch(shop).take_over(run)
     assert batch(shop).runs.get(run).state == "failed"
     assert paused(shop) is None
@@ -292,7 +292,7 @@ def test_an_opening_without_an_answer_names_its_run(
     assert proxy.fired.wait(60)
     (run,) = asked
     (note,) = caught.value.__notes__
-    assert f"nobody knows whether batch {run} was opened" in note
+    assert f"it is unknown whether batch {run} was opened" in note
     assert f"--resume {run}" in note
     assert f"seekpoint reload abort {run}" in note
     monkeypatch.undo()

@@ -216,5 +216,5 @@ def test_a_process_that_commits_late_is_refused_by_the_table(vault: Vault) -> No
 def test_formats_are_not_mixed(vault: Vault) -> None:
     settled(vault)
     vault.export().run()
-    with pytest.raises(ConfigError, match="as parquet: go on with format='parquet', or export into another archive"):
+    with pytest.raises(ConfigError, match="as parquet: continue with format='parquet', or export into another archive"):
         vault.export(format="delta").run()

@@ -247,7 +247,7 @@ def test_an_archive_is_text_for_others(vault: Vault) -> None:
     assert "password" not in spec.lower()
     assert [len(piece) for piece in other.read_range(vault.range(name, 0, 5))] == [5]
     other.engine.dispose()
-    with pytest.raises(ConfigError, match="would stand in the manifest"):
+    with pytest.raises(ConfigError, match="would be in the manifest"):
         Archive("s3://key:secret@bucket/archive", vault.engine)
     assert Archive("s3://bucket/archive/", vault.engine).root == "s3://bucket/archive"
     assert Archive(f"file://{vault.folder}/archive", vault.engine).root == vault.archive.root

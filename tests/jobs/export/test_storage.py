@@ -21,7 +21,7 @@ def test_one_place_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {named(root) for root in ("archive", Path("archive"), folder, f"{folder}/", f"file://{folder}")} == {folder}
     assert named("s3://bucket/archive/") == "s3://bucket/archive"
     for root in ("s3://key@bucket/archive", "s3://key:secret@bucket/archive", "abfss://a.b/c?client_secret=secret"):
-        with pytest.raises(ConfigError, match=r"would stand in the manifest.*AWS_ACCESS_KEY_ID") as refused:
+        with pytest.raises(ConfigError, match=r"would be in the manifest.*AWS_ACCESS_KEY_ID") as refused:
             named(root)
         assert "secret" not in str(refused.value)
     with pytest.raises(ConfigError, match="needs a folder, or a URL"):
@@ -111,5 +111,5 @@ def test_roots_as_spark_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert Storage(named("dbfs:/mnt/a")).path("f") == f"{tmp_path}/mnt/a/f"
     with pytest.raises(ConfigError, match="s3:/b/a is no URL, and as a folder it would be one of this machine"):
         named("s3:/b/a")
-    with pytest.raises(ConfigError, match="would stand in the manifest"):
+    with pytest.raises(ConfigError, match="would be in the manifest"):
         named("abfss://c:secret@store.dfs.core.windows.net/a")

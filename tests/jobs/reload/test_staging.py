@@ -120,7 +120,7 @@ def test_the_run_is_asked_again_at_the_end_of_a_task(shop: Shop, monkeypatch: py
         return decode(raw)
 
     monkeypatch.setattr(its, "decode", slow)
-    with pytest.raises(ReloadOver, match="went on without this range while it was staged: nothing of it is kept"):
+    with pytest.raises(ReloadOver, match="continued without this range while it was staged: nothing of it is kept"):
         stage(reload, driver, task)
     assert shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
     named = "SELECT count(*) FROM pg_tables WHERE schemaname = :schema_ AND tablename LIKE 'r%'"

@@ -235,7 +235,7 @@ def test_a_worker_that_is_killed_and_a_copy_that_commits_too_do_no_harm(
 def test_a_part_of_a_frame_is_refused_by_a_run_that_continued_without_it(books: Books, spark: SparkSession) -> None:
     from seekpoint.jobs.staging.task_errors import SparkTaskError
 
-    with pytest.raises(SparkTaskError, match="went on without this part of a frame"):
+    with pytest.raises(SparkTaskError, match="continued without this part of a frame"):
         written(books, uuid4(), "nowhere")
     assert written(books, uuid4(), "nowhere", []) == [0], "nothing to write is no transaction"
 

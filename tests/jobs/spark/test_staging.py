@@ -236,10 +236,10 @@ def test_a_pipeline_without_a_name_cannot_be_sent(shop: Shop, spark: SparkSessio
 
 def test_passwords_are_given_by_name(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = {"bootstrap.servers": "127.0.0.1:1"}
-    with pytest.raises(ConfigError, match="would stand in the job's plan") as refused:
+    with pytest.raises(ConfigError, match="would be in the job's plan") as refused:
         SparkStager(spark, kafka, database="postgresql://me:hunter2@127.0.0.1/x")
     assert "hunter2" not in str(refused.value)
-    with pytest.raises(ConfigError, match="passphrase' would stand in the job's plan"):
+    with pytest.raises(ConfigError, match="passphrase' would be in the job's plan"):
         SparkStager(spark, {**kafka, "sasl.oauthbearer.assertion.private.key.passphrase": "hunter2"})
     with pytest.raises(ConfigError, match="is no URL"):
         SparkStager(spark, kafka, database="hunter2")

@@ -126,7 +126,7 @@ class BatchJob:
         except (DBAPIError, psycopg.Error) as error:
             if connection_lost(error):
                 error.add_note(
-                    f"nobody knows whether batch {run} was opened: where `seekpoint reload status {run}` knows it, "
+                    f"it is unknown whether batch {run} was opened: where `seekpoint reload status {run}` knows it, "
                     f"group {self.source.group!r} is paused for it: {self._how_to_go_on(run)}"
                 )
             raise
@@ -246,14 +246,14 @@ def _refusal(error: Exception) -> BatchRefused | None:
         return BatchRefused(error.reasons)
     if isinstance(error, Fenced):
         why = (
-            "somebody has claimed the group's partitions, moved them or resumed the group since this batch claimed "
-            f"them ({error.reason}): nothing of it is written; run another one"
+            "a worker or an operator has claimed the group's partitions, moved them or resumed the group since this "
+            f"batch claimed them ({error.reason}): nothing of it is written; run another one"
         )
         return BatchRefused([why])
     if is_data_error(error):
         why = (
             f"the database refuses a row that could be staged: {one_line(error)}. A worker finds out which record "
-            "it is of: let one run over it, then go on with batches"
+            "it is of: let one run over it, then continue with batches"
         )
         return BatchRefused([why])
     return None

@@ -83,7 +83,7 @@ def _keep_workers_away(
         raise BatchRefused([why])
     reason = (
         f"applies what is new, driven by {this_driver()}. Where that is gone: `seekpoint batch "
-        f"{source.name or 'MODULE:NAME'} --resume {run}` goes on, `seekpoint reload abort {run} --reason WHY` ends it"
+        f"{source.name or 'MODULE:NAME'} --resume {run}` resumes, `seekpoint reload abort {run} --reason WHY` ends it"
     )
     set_paused(scope, True, actor=pauser(run), reason=reason)
 
@@ -132,7 +132,7 @@ def open_batch(
 def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
     """Partitions whose offset is not where the run's ranges begin: a worker advanced it, or an operator reset it."""
     return [
-        f"{at.partition}: group {at.group!r} stands at offset {claims[at.partition].next_offset} by now, and the batch "
+        f"{at.partition}: group {at.group!r} is at offset {claims[at.partition].next_offset} by now, and the batch "
         f"began at {at.first_offset}: run another one"
         for at in tx.positions_of(run)
         if claims[at.partition].next_offset != at.first_offset

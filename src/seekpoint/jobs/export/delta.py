@@ -80,7 +80,7 @@ class DeltaLog:
         is_last = not chain or chain[-1].end <= range_.start
         if position == range_.start and is_last and self.end(range_.partition, range_.topic_id) > position:
             raise ConfigError(
-                f"the Delta table {self._uri} has {range_.partition} behind {position}, where the manifest ends, "
+                f"the Delta table {self._uri} has {range_.partition} after {position}, where the manifest ends, "
                 "and not in files of an export: it was rewritten (OPTIMIZE, RESTORE) before the manifest knew them. "
                 "Export into another archive"
             )

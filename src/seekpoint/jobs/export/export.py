@@ -154,7 +154,7 @@ class Export:
                 raise RangeLost(
                     at.partition,
                     lost,
-                    f"retention has passed it before any export: the log begins at {log_start} now. Go on with "
+                    f"retention has passed it before any export: the log begins at {log_start} now. Continue with "
                     "skip_lost=True, which leaves a gap in the archive; and export more often than retention cuts",
                 )
             if max(start, log_start) < end:
@@ -163,7 +163,7 @@ class Export:
     def _require_its_format(self, at: Position, chain: Sequence[Entry]) -> None:
         if other := next((entry for entry in chain if entry.format != self.format), None):
             raise ConfigError(
-                f"{at.partition} is in the archive {self.archive.root} as {other.format}: go on with "
+                f"{at.partition} is in the archive {self.archive.root} as {other.format}: continue with "
                 f"format={other.format!r}, or export into another archive"
             )
 
@@ -187,8 +187,8 @@ class Export:
                 return False
             if written.file and self.archive.storage.size(written.file) != written.bytes:
                 raise FileNotFoundError(
-                    f"{self.archive.storage.path(written.file)} was written and is gone, or was cut: nobody may remove "
-                    "files that are younger than a day (Archive.sweep, lifecycle rules); run the export again"
+                    f"{self.archive.storage.path(written.file)} was written and is gone, or was cut: files that are "
+                    "younger than a day must not be removed (Archive.sweep, lifecycle rules); run the export again"
                 )
             if self.format == "delta" and not self._commit_to_table(tx, written):
                 return False

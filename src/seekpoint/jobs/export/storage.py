@@ -16,7 +16,7 @@ from seekpoint.errors import ConfigError, needs_extra
 _SECRET = re.compile(r"(?i)(?:password|secret|token|key)[^=&]*=")  # abfss://…?client_secret=…
 
 
-_OPAQUE = re.compile(r"(?i)([a-z][a-z0-9+.-]+):(/*)(.*)", re.DOTALL)  # two letters at least: C:/ is a drive
+_OPAQUE = re.compile(r"(?i)([a-z][a-z0-9+.-]+):(/*)(.*)", re.DOTALL)  # two characters at least: C:/ is a drive
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}  # Spark's and Hadoop's names of the same storage
 _AZURE = re.compile(r"(?i)([^@/]+)\.(?:dfs|blob)\.core\.windows\.net")
 DBFS = "/dbfs"  # where Databricks shows dbfs:/ as a folder
@@ -45,7 +45,7 @@ def named(root: str | Path) -> str:
     is_container = scheme in {"abfs", "abfss"} and _AZURE.fullmatch(url.hostname or "") is not None
     if (url.username and not is_container) or url.password or _SECRET.search(url.query):
         raise ConfigError(
-            f"the credentials in the archive's URL ({url.scheme}://…@{url.hostname}) would stand in the manifest: give "
+            f"the credentials in the archive's URL ({url.scheme}://…@{url.hostname}) would be in the manifest: give "
             "them as the storage's own environment variables (AWS_ACCESS_KEY_ID and the like), and the URL without"
         )
     return text.rstrip("/")

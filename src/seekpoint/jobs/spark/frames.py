@@ -167,7 +167,7 @@ class Part:
     def _require_wanted(self, tx: Tx) -> None:
         """First and last in each transaction of a task: a run that is further on takes nothing more."""
         if tx.execute(sql.GUARD_FRAMES, its_run=self.run).one_or_none() is None:
-            raise ReloadOver(f"reload {self.run} went on without this part of a frame: nothing of it is kept")
+            raise ReloadOver(f"reload {self.run} continued without this part of a frame: nothing of it is kept")
 
 
 def _take_over(

@@ -112,7 +112,7 @@ def _offsets(given: Offsets | None, known: Collection[Partition], group: str) ->
 def require_this_python(spark: SparkSession) -> None:
     """Refuse a local session whose workers run another Python: all it would say is that one "exited unexpectedly"."""
     if (context := context_of(spark)) is None:
-        return  # its workers are not ours to judge
+        return  # its workers are not ours to check
     theirs, master = str(context.pythonExec), str(context.master)
     found = shutil.which(theirs)
     if master.startswith("local") and (found is None or _environment(found) != _environment(sys.executable)):

@@ -83,7 +83,7 @@ def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
             carried[key] = {_ENV: value.name}
         elif SECRET.search(key):
             raise ConfigError(
-                f"{key!r} would stand in the job's plan and logs: write Env('NAME') for its value, and set the "
+                f"{key!r} would be in the job's plan and logs: write Env('NAME') for its value, and set the "
                 "environment variable NAME for the driver and the executors"
             )
         elif isinstance(value, _PLAIN):

@@ -61,7 +61,7 @@ class SparkStager:
     ) -> None:
         if not isinstance(database, Env) and _has_password(database):
             raise ConfigError(
-                "the password in database= would stand in the job's plan and logs: set an environment variable for the "
+                "the password in database= would be in the job's plan and logs: set an environment variable for the "
                 "driver and the executors, and give its name, database=Env('SEEKPOINT_DATABASE_URL')"
             )
         self._spark, self._schema, self._smallest = spark, schema, smallest
@@ -214,7 +214,7 @@ class _Executors:
             raise ConnectionError(
                 f"Spark's master {self._context.master} has given no executor for {self._patience:g} s: the cluster "
                 "has died, or has no room. What was staged counts; resume the run when there is one, or stage without "
-                "Spark (more patience: SparkStager(patience=...))"
+                "Spark (for a longer wait: `SparkStager(patience=...)`)"
             )
 
     def _count(self) -> int:

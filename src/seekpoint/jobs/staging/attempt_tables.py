@@ -58,7 +58,7 @@ class AttemptSink:
         ]
 
     def keyed(self, rows: Sequence[Row], raw: RawRecord) -> Sequence[Row]:
-        """The record's rows with a digest of its key, where that must be one row's key.
+        """Add a digest of the record's key to its rows, where that key must be one row's key.
 
         Raises ReloadRefused for a record without a key or a row: the older ones of its key may be gone.
         """

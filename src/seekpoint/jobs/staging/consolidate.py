@@ -124,7 +124,7 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
         handled = {source.group for source in sources if source.has_handler}
         done = coverage(tx, without=handled)
         if done.missing:
-            raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then go on"])
+            raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then resume"])
         check_dead_letters(tx, staging, done)
         staged = StagedRows(tx.connection, staging, sources, done.chosen)
         replaces = tx.run.strategy in REPLACING

@@ -155,7 +155,7 @@ class _WorkerProcess:
         self.task: Task | None = None
         self.process = _SPAWN.Process(target=_serve, args=(theirs,), name="seekpoint-stage", daemon=True)
         self.process.start()
-        theirs.close()  # so that its death ends the pipe
+        theirs.close()  # so that the pipe ends when the process does
         self._tell(plan)
 
     def _tell(self, what: object) -> None:

@@ -81,7 +81,7 @@ class Parts:
         return self.outcome
 
     def _decode(self, piece: Piece, left_out: LeftOut) -> tuple[Sequence[RawRecord], Sequence[Row] | None]:
-        """The records that count, with a row for each; None where they were looked at one by one, and are waiting."""
+        """The records that count, with a row for each; None where they were decoded one by one, and wait."""
         wanted = piece.records if left_out is nothing_left_out else [r for r in piece.records if not left_out(r)]
         if self._held:
             wanted = [r for r in wanted if not self._holds(r)]
@@ -120,7 +120,7 @@ class Parts:
     def _write(self, part: Sequence[DecodedRecord], *, ahead: bool = True) -> None:
         """All of them, or those that can be: halved until each of the others is alone, unless the database names them.
 
-        A handler's statements are sent ahead at first; once something has failed, each is awaited.
+        A handler's statements are pipelined at first; once something has failed, each is awaited.
         """
         while part := [one for one in part if not (self._held and self._holds(one.raw))]:
             self._tx.begins(pipeline_mode=ahead and self._pipeline.handle is not None and self._pipeline.pipeline_mode)

@@ -210,7 +210,7 @@ def _attempt(
     values = (run_id, attempt, pipeline.group, *range_.partition, *counts)
     tx.execute(sql.INSERT_STAGED, [dict(zip(reload_staged.columns.keys(), values, strict=False))])
     if tx.execute(sql.GUARD, its_run=run_id).one_or_none() is None:
-        raise ReloadOver(f"reload {run_id} went on without this range while it was staged: nothing of it is kept")
+        raise ReloadOver(f"reload {run_id} continued without this range while it was staged: nothing of it is kept")
     return Staged(attempt, pipeline.group, range_.partition, *counts)
 
 
@@ -220,13 +220,13 @@ def _require_the_runs(tx: Tx, its: Run, pipeline: Pipeline, tables: set[str]) ->
     if wanted != pipeline.version:
         raise ConfigError(
             f"reload {its.id} rebuilds group {pipeline.group!r} with handler version {wanted}, and the code of this "
-            f"process is version {pipeline.version}: bring it to the same, then go on"
+            f"process is version {pipeline.version}: bring it to the same, then resume"
         )
     theirs = writes_of(tx, its.staging_schema, pipeline.group) or set(its.tables)
     if tables != theirs:
         raise ConfigError(
             f"reload {its.id} is of {', '.join(sorted(theirs))}, and the sinks of this process write "
-            f"{', '.join(sorted(tables))}: bring its code to the driver's, then go on"
+            f"{', '.join(sorted(tables))}: bring its code to the driver's, then resume"
         )
 
 

@@ -158,7 +158,7 @@ def _unprivileged() -> pwd.struct_passwd | None:
         return pwd.getpwnam("nobody")
     except KeyError:
         raise ServerFailed(
-            "Postgres refuses to run as root, and this machine has no user 'nobody' to run it as: "
+            "Postgres refuses to run as root, and this machine has no user `nobody` to run it as: "
             f"run this as another user; {_YOURS}"
         ) from None
 

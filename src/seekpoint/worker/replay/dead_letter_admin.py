@@ -96,7 +96,7 @@ class DeadLetterAdmin:
     """The dead letters of one group. Each change is a transaction of its own, durable, with actor and reason.
 
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``actor`` who does it (by default the
-    operating system's user). Making one does no I/O. A change waits for a batch in hand on the dead letter's partition,
+    operating system's user). Making one does no I/O. A change waits for an open batch on the dead letter's partition,
     at most ``Limits.transaction_age`` seconds.
     """
 

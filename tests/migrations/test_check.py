@@ -53,7 +53,7 @@ def test_newer(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("revisions", [["3f2a9c01d7e4"], ["0001", "3f2a9c01d7e4"]])
-def test_somebody_elses_version_table(engine: Engine, revisions: list[str]) -> None:
+def test_a_version_table_of_another_library(engine: Engine, revisions: list[str]) -> None:
     schema.upgrade(engine)
     stamp(engine, *revisions)
     said = complaint(engine)
@@ -63,7 +63,7 @@ def test_somebody_elses_version_table(engine: Engine, revisions: list[str]) -> N
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP"])
 def test_a_database_that_cannot_hold_every_error_is_refused(engine: Engine, encoding: str) -> None:
-    """I1: not in the transaction that parks a record whose error has another character in it, but at the start."""
+    """I1: refused at the start, not when an error with another character is stored with a dead letter."""
     with pytest.raises(SchemaMismatch) as refused:
         schema.upgrade(engine)
     for said in (str(refused.value), complaint(engine)):
@@ -76,7 +76,7 @@ def test_a_database_that_cannot_hold_every_error_is_refused(engine: Engine, enco
 
 @pytest.mark.parametrize("encoding", ["LATIN1"])
 def test_a_ledger_that_is_there_already_is_refused_too(engine: Engine, encoding: str) -> None:
-    """I1: as it was built before anybody asked; and whoever wants to be rid of it can."""
+    """I1: as it was built before the check existed; an operator can remove it."""
     with engine.begin() as connection:
         connection.execute(text(schema.sql()))
     with engine.begin() as connection, pytest.raises(SchemaMismatch, match=encoding):

@@ -1,6 +1,6 @@
 """A host with an Alembic of its own: its revisions, its autogenerate, online and offline, with the ledger beside them.
 
-Two doors lead through the host's Alembic. ``own revision``: a file that ``seekpoint db revision`` wrote calls
+Two ways to install the schema use the host's Alembic. ``own revision``: a file from ``seekpoint db revision`` calls
 ``seekpoint.schema.upgrade``, and the host types ``upgrade head`` as ever. ``version location``: our scripts are a
 second branch of the host's tree, and the host types ``upgrade heads``.
 """
@@ -25,7 +25,7 @@ from seekpoint import schema
 from seekpoint.cli.db import app
 from seekpoint.errors import ConfigError, SchemaMismatch
 
-# Whoever has a naming convention has one like this; it must not reach our constraints.
+# A usual naming convention of a host; it must not reach our constraints.
 ENV = """
 from alembic import context
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
@@ -145,7 +145,7 @@ def assert_complete(engine: Engine, name: str = "seekpoint") -> None:
 
 
 def fill(engine: Engine) -> None:
-    """One partition that stands at 5, as the first revision knows it."""
+    """One partition at position 5, as the first revision stores it."""
     execute(
         engine,
         "INSERT INTO seekpoint.consumer_group (name) VALUES ('g'); "
@@ -201,7 +201,7 @@ class TestOwnRevision:
         host.run(command.downgrade, "base")
         assert made(engine, name) == set()
 
-    def test_the_host_goes_on_writing_revisions(self, host: Host, engine: Engine) -> None:
+    def test_the_host_continues_to_write_revisions(self, host: Host, engine: Engine) -> None:
         host.write_ledger_revision()
         host.run(command.upgrade, "head")
         host.run(command.revision, message="later", autogenerate=True)
@@ -352,12 +352,12 @@ class TestVersionLocation:
         host.run(command.check)
 
     def test_head_alone_no_longer_works(self, host: Host) -> None:
-        """Why this door is not the recommended one."""
+        """Why this way is not the recommended one."""
         host.add_version_location()
         with pytest.raises(CommandError, match="Multiple head revisions"):
             host.run(command.upgrade, "head")
 
-    def test_the_host_goes_on_writing_revisions(self, host: Host, engine: Engine) -> None:
+    def test_the_host_continues_to_write_revisions(self, host: Host, engine: Engine) -> None:
         host.add_version_location()
         host.run(command.upgrade, "heads")
         host.run(command.revision, message="later", head="a1@head", autogenerate=True)

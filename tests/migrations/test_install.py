@@ -1,4 +1,4 @@
-"""Up, down and up again through our own doors: engine, connection, plain SQL."""
+"""Up, down and up again without a host's Alembic: by engine, by connection, by plain SQL."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_connection_keeps_its_transaction(engine: Engine) -> None:
     assert at(engine) == schema.HEAD
 
 
-def test_a_failed_upgrade_leaves_nothing_behind(engine: Engine) -> None:
+def test_a_failed_upgrade_leaves_no_tables(engine: Engine) -> None:
     execute(engine, "CREATE SCHEMA seekpoint")
     execute(engine, "CREATE TABLE seekpoint.admin_action ()")
     with pytest.raises(Exception, match="admin_action"):
@@ -227,7 +227,7 @@ def test_two_processes_upgrade_at_once(engine: Engine, database_url: str) -> Non
 
 
 def test_threads_upgrade_schemas_of_their_own(engine: Engine) -> None:
-    """Alembic's ``op`` is one for the process: two threads that stood behind it at once would build anywhere."""
+    """Alembic's ``op`` is global to the process: two threads using it at once could build in the wrong schema."""
     names = [f"ledger_{number}" for number in range(6)]
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(lambda name: schema.upgrade(engine, schema=name), names))

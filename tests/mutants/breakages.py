@@ -558,7 +558,7 @@ BREAKAGES = (
                 "FIRST: dict[Any, Any] = {}\n\n\n@dataclass(frozen=True, slots=True)\n",
             ),
         ),
-        (f"{GENERATIONS}::test_a_table_with_rows_is_adopted_and_reloaded",),
+        (f"{GENERATIONS}::test_generations_are_enabled_for_a_table_with_rows_and_it_is_reloaded",),
     ),
     breakage(
         "a generation is dropped under readers with older snapshots",
@@ -579,7 +579,7 @@ BREAKAGES = (
         "jobs/reload/catch_up.py",
         "        parts = Parts(tx.connection, pipeline, self._seen(tx, group), held=self._held(tx, group))\n",
         "        parts = Parts(tx.connection, pipeline, self._seen(tx, group))\n",
-        "tests/jobs/reload/test_constraints.py::test_a_key_is_held_behind_it",
+        "tests/jobs/reload/test_constraints.py::test_later_records_of_its_key_are_blocked",
     ),
     breakage(
         "staged tables that a crash emptied pass for what the log says",
@@ -615,7 +615,7 @@ BREAKAGES = (
         "jobs/tables/generations/view.py",
         "{of_table}), {first})",
         "{of_table}), NULL)",
-        f"{GENERATIONS}::test_a_snapshot_from_before_the_adoption_reads_what_was_there",
+        f"{GENERATIONS}::test_a_snapshot_from_before_generations_were_enabled_reads_the_rows_of_its_time",
     ),
     breakage(
         "rows are compared by the types' own equality",

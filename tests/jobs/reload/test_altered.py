@@ -1,4 +1,4 @@
-"""Tables that somebody alters while a run goes on: what a swap would undo, or leave hanging on what is swept."""
+"""Tables that another session alters during a run: a swap would undo the change, or lose it with the old table."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_swap_does_not_undo_what_was_altered_in_mid_run(full: Shop, altered: s
         "DROP INDEX {schema}.orders_amount_idx",
     ],
 )
-def test_a_merge_goes_on_whatever_was_altered_beside_its_columns(full: Shop, altered: str) -> None:
+def test_a_merge_continues_when_only_other_columns_or_indexes_were_altered(full: Shop, altered: str) -> None:
     with diffed(full.reload()) as (reload, driver, rounds):
         full.execute(altered)
         reload.cut_over(driver, rounds)
@@ -80,7 +80,7 @@ def test_an_index_that_was_renamed_in_mid_run_keeps_its_new_name(full: Shop) -> 
     ],
 )
 def test_what_came_to_hang_on_the_table_in_mid_run_forbids_the_swap(full: Shop, hangs: str, named: str) -> None:
-    """Looked at once more under the table's lock: behind it, it would hang on what is swept."""
+    """Dependencies are checked again under the table's lock: after a swap, they would belong to the old table."""
     with diffed(full.reload(), strategy="swap") as (reload, driver, rounds):
         full.execute(hangs)
         with pytest.raises(ReloadRefused, match=rf"cannot be swapped, for it has {named}.*: use strategy 'merge'"):

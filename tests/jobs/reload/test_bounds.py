@@ -343,7 +343,7 @@ def another_database(shop: Shop) -> Iterator[Connection]:
 
 
 def test_an_old_transaction_in_another_database_holds_nothing_up(shop: Shop) -> None:
-    """Only rows that were written since the comparison are looked at, not all since that transaction began."""
+    """Checks only rows written since the comparison, not all since that transaction began."""
     records = [of(n, 1 if n < 30 else 0) for n in range(1_000)]  # twice nothing is the same
     with another_database(shop):
         settled(shop, records)

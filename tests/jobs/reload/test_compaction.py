@@ -159,7 +159,7 @@ def test_rows_whose_records_are_gone_are_not_deleted(shop: Shop, topic: Callable
 def test_a_run_that_is_killed_before_the_refusal_is_refused_when_it_is_resumed(
     shop: Shop, topic: Callable[..., str]
 ) -> None:
-    """The comparison is committed, and the process ends before its result is looked at."""
+    """The comparison is committed, and the process ends before it reads the result."""
     shop = filled(shop, topic, FIRST)
     shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 0), (101, 1, 0)")
     reload, driver = staged(of_compacted(shop))
@@ -192,7 +192,7 @@ def test_what_compacted_takes_is_refused_in_the_declaration() -> None:
 def test_a_table_of_every_record_is_rebuilt_from_any_other(
     applied: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless nobody may ask: then it is not known, and told so."""
+    """Refused only without the right to ask whether the topic is compacted; the message says so."""
     shop = applied("append", "delete")
     reload = shop.reload(pipeline={"kind": "append"})
     with monkeypatch.context() as patch:

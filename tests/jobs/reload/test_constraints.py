@@ -51,7 +51,7 @@ def test_a_row_that_a_second_unique_index_refuses(shop: Shop, kind: str, strateg
 
 @pytest.mark.parametrize("kind", COUNT)
 def test_a_row_that_refers_to_none(shop: Shop, kind: str) -> None:
-    """At the opening, and in a round; a verify counts it as a dead letter, too."""
+    """When the run is opened, and in a catch-up pass; a verify counts it as a dead letter, too."""
     shop.execute(CUSTOMERS)
     good, bad = [of(n, n, 2 * n) for n in range(1, 21)], [of(50, 1, 301), of(51, 1, 303)]
     settled(shop, [*good, *bad], kind=kind)
@@ -71,7 +71,7 @@ def test_a_row_that_refers_to_none(shop: Shop, kind: str) -> None:
 
 
 def test_the_row_before_it_counts_where_the_newest_is_refused(shop: Shop) -> None:
-    """As for a worker, whose table keeps what it had; a row that a tombstone took is nobody's."""
+    """As in a worker, whose table keeps the earlier row; a row that a tombstone deleted does not come back."""
     shop.execute(CUSTOMERS)
     records = [of(1, 1, 2), of(1, 2, 3), of(2, 1, 5), gone(2), of(3, 1, 7)]
     settled(shop, records)
@@ -82,7 +82,7 @@ def test_the_row_before_it_counts_where_the_newest_is_refused(shop: Shop) -> Non
     assert [row[0] for row in letters(shop)] == [1, 4]
 
 
-def test_a_key_is_held_behind_it(shop: Shop) -> None:
+def test_later_records_of_its_key_are_blocked(shop: Shop) -> None:
     """What comes before the cut-over, too: a replay would overwrite what was applied after it."""
     shop.execute(CUSTOMERS)
     settled(shop, [of(1, 1, 2), of(1, 2, 3), of(2, 1, 4)])
@@ -106,7 +106,7 @@ def test_a_key_is_held_behind_it(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("kind", COUNT)
-def test_a_staged_record_behind_one_of_its_key_that_is_refused(shop: Shop, kind: str) -> None:
+def test_a_staged_record_after_a_refused_one_of_its_key(shop: Shop, kind: str) -> None:
     """A worker that holds keys, as for an upsert, would have held it, though it is of another row: the run ends."""
     shop.execute(CUSTOMERS)
     settled(shop, [(of(9)[0], of(n, n, n + 1)[1]) for n in (1, 2, 3)], kind=kind)

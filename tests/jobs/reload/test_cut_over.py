@@ -30,7 +30,7 @@ def tokens(shop: Shop) -> dict[Partition, tuple[UUID, int, int]]:
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_offsets_stay_and_every_token_is_drawn_anew(full: Shop, strategy: str) -> None:
+def test_offsets_stay_and_every_token_is_new(full: Shop, strategy: str) -> None:
     """I5: to a running worker, a cut-over is a move like any other."""
     before = tokens(full)
     reloaded(full.reload(actor="alice"), strategy=strategy, reason="prices")
@@ -132,7 +132,7 @@ def test_a_handler_that_was_deployed_before_the_run_is_caught_up_with(full: Shop
 
 
 def test_a_driver_with_other_code_takes_no_step(full: Shop) -> None:
-    """Whoever took the run, and by which door: rows of version 3 are not published as those of version 2."""
+    """Also after it took over the run: rows of version 3 are not published as those of version 2."""
     reload, driver = staged(full.reload())
     other = full.reload(version=3)
     with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
@@ -177,7 +177,7 @@ def test_keys_that_only_the_old_code_touched_are_found(shop: Shop) -> None:
 
 @pytest.mark.parametrize("by", [1, 2])
 def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> None:
-    """Behind the difference; whether their rows are in it (``by`` 2) or not. Nothing tells of them."""
+    """Deleted after the difference, whether their rows are in it (``by`` 2) or not. No record of the log names them."""
 
     class Keeping(Upsert):
         def rows(self, record: Any) -> Any:
@@ -194,7 +194,7 @@ def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> No
     assert shop.rows() == [(n, by * {4: 6, 7: 8}.get(n, n), 0) for n in range(20)]
 
 
-def test_a_key_that_was_written_before_the_difference_and_committed_behind_it_is_found(full: Shop) -> None:
+def test_a_key_that_was_written_before_the_difference_and_committed_after_it_is_found(full: Shop) -> None:
     """By a transaction that was under way while tables were compared, and is older than others that had ended."""
     reload, driver = staged(full.reload())
     with CatchUp(driver, reload.sources, reload.kafka) as rounds, full.engine.connect() as under_way:
@@ -233,8 +233,8 @@ def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> No
     assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(2,), (2,)]
 
 
-def test_a_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
-    """Parked at E0, replayed behind the difference: its rows are in the live table, and so in the rebuilt one."""
+def test_a_dead_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
+    """Dead-lettered at the snapshot offset, replayed after the difference: both tables have its rows."""
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount NOT IN (8, 9))")
     settled(shop, [of(1, 1), of(2, 8), of(3, 9)], **APPEND)
     with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
@@ -249,8 +249,8 @@ def test_a_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
     assert live == [(1, "replayed"), (2, "discarded")]
 
 
-def test_a_letter_of_an_earlier_topic_is_not_taken_for_one_of_today(shop: Shop) -> None:
-    """Parked at the same offset of a topic of the same name, and replayed then: that record is no part of this log."""
+def test_a_dead_letter_of_a_deleted_topic_is_not_taken_for_one_of_the_current_topic(shop: Shop) -> None:
+    """Its offset and topic name are the same, and it was replayed; but its record is not in this log."""
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
     settled(shop, [of(1, 1), of(2, 8)], **APPEND)
     columns = "consumer_group, topic, partition, record_offset, key, header_names, header_values, cause, error"
@@ -268,7 +268,7 @@ def test_a_letter_of_an_earlier_topic_is_not_taken_for_one_of_today(shop: Shop) 
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
 
 
-def test_letters_parked_in_mid_run_stay_out(shop: Shop) -> None:
+def test_records_dead_lettered_in_mid_run_stay_out(shop: Shop) -> None:
     settled(shop, [of(1, 1)], **APPEND)
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
     with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
@@ -278,8 +278,8 @@ def test_letters_parked_in_mid_run_stay_out(shop: Shop) -> None:
     assert shop.execute("SELECT record_offset, state FROM {schema}.dead_letter") == [(1, "dead_lettered")]
 
 
-def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) -> None:
-    """I4: its row is gone and its letter is there, together."""
+def test_what_the_new_code_cannot_apply_is_dead_lettered_by_the_cut_over(shop: Shop) -> None:
+    """I4: its row is deleted and its dead letter inserted in one transaction."""
     settled(shop, [of(1, 1), of(2, 1500), of(3, 3)], **APPEND)
     with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
         settled(shop, [of(4, 1600), of(5, 5)], **APPEND)
@@ -293,8 +293,8 @@ def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) ->
     ]
 
 
-def test_a_replayed_record_that_the_new_code_refuses_is_an_open_letter_again(shop: Shop) -> None:
-    """As if it were parked for the first time: nothing of how it was closed is left."""
+def test_a_replayed_record_that_the_new_code_refuses_is_an_open_dead_letter_again(shop: Shop) -> None:
+    """As if it were dead-lettered for the first time: nothing of how it was closed is left."""
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 1500)")
     settled(shop, [of(1, 1), of(2, 1500)], **APPEND)
     shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
@@ -344,7 +344,7 @@ def deliver(proxy: PostgresProxy) -> None:
 def test_a_commit_without_an_answer_is_looked_up(
     full: Shop, proxy: PostgresProxy, when: Any, *, away: bool, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run's row is the marker: published once, whatever became of the reply, and though nobody answers a while."""
+    """The run's row shows whether it committed: published once, also if the reply is lost or Postgres is away."""
     if strategy == "generation":
         Generations(full.engine, schema=full.schema).enable((full.schema, "orders"))
     engine = create_engine(proxy.dsn, pool_pre_ping=True)
@@ -378,7 +378,7 @@ def test_a_commit_without_an_answer_is_looked_up(
     assert full.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'cut-over'") == [(1,)]
 
 
-def test_what_became_of_a_commit_is_told_to_the_newest_driver_alone(full: Shop) -> None:
+def test_only_the_newest_driver_learns_the_outcome_of_a_commit(full: Shop) -> None:
     reload, driver = started(full.reload())
     other = reload.take_over(driver.run.id)
     with pytest.raises(ReloadOver, match="was taken over by"):

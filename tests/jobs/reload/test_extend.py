@@ -1,4 +1,4 @@
-"""What the groups go on by while ranges are staged: by tasks while it is much, and as if the run were opened anew."""
+"""Records that the groups apply while ranges are staged: tasks stage them, if many, as if the run were opened again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_large_deltas_are_staged_by_tasks_until_they_are_small(shop: Shop) -> No
     assert stager.plans == [
         [(0, 0, 50), (0, 50, 80)],
         [(0, 80, 130), (0, 130, 180), (0, 180, 190)],
-        [(0, 190, 230)],  # and 15 more are for the rounds
+        [(0, 190, 230)],  # and 15 more are for catch-up passes
     ]
     assert [at.end_offset for at in reload.runs.positions(driver.run.id)] == [230, 0]
     reload.run(driver)
@@ -76,7 +76,7 @@ def test_dead_letters_of_the_added_ranges_are_left_out(shop: Shop) -> None:
     assert shop.rows() == doubled(RECORDS + later[:-1])
 
 
-def test_a_letter_that_is_replayed_while_ranges_are_staged_comes_before_what_followed_it(shop: Shop) -> None:
+def test_a_dead_letter_that_is_replayed_while_ranges_are_staged_comes_before_later_records(shop: Shop) -> None:
     """Its key has a newer row by then, which tasks would have written first."""
     options: dict[str, Any] = {"on_poison": "dead_letter"}
     shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
@@ -140,7 +140,7 @@ def test_deltas_that_do_not_shrink_end_the_run(shop: Shop) -> None:
     assert reload.runs.get(driver.run.id).state == "failed"
 
 
-def test_staging_that_is_taken_up_again_tells_what_was_done_before(full: Shop) -> None:
+def test_resumed_staging_reports_what_was_done_before(full: Shop) -> None:
     first = full.reload(range_records=30)
 
     class Stopped(LocalStager):

@@ -1,4 +1,4 @@
-"""Tables that are kept in generations: adopted while workers run, reloaded by one row, read in any snapshot."""
+"""Tables with generations: enabled while workers run, published by changing one row, read in any snapshot."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sweep(reload: Reload) -> None:
     until(lambda: reload.runs.sweep() or all(run.swept for run in reload.runs.list()), "all runs to be swept", 60)
 
 
-def test_a_table_with_rows_is_adopted_and_reloaded(full: Shop) -> None:
+def test_generations_are_enabled_for_a_table_with_rows_and_it_is_reloaded(full: Shop) -> None:
     before = full.rows()
     adopted = adopt(full)
     assert full.rows() == before
@@ -90,14 +90,14 @@ def test_a_table_with_rows_is_adopted_and_reloaded(full: Shop) -> None:
     assert full.rows() == doubled([*FIRST, *MORE, of(5, 7)], by=3)
 
 
-def test_an_empty_table_is_adopted(shop: Shop) -> None:
+def test_generations_are_enabled_for_an_empty_table(shop: Shop) -> None:
     adopt(shop)
     settled(shop)
     assert shop.rows() == doubled(FIRST, by=1)
 
 
 @pytest.mark.parametrize("kind", ["upsert", "append"])
-def test_workers_go_on_while_a_table_is_adopted_and_given_up(shop: Shop, kind: str) -> None:
+def test_workers_continue_while_generations_are_enabled_and_disabled(shop: Shop, kind: str) -> None:
     """One transaction is run again, or none; nothing is lost, nothing comes twice."""
     table = "orders" if kind == "upsert" else "entries"
     stop, made = threading.Event(), 0
@@ -107,7 +107,7 @@ def test_workers_go_on_while_a_table_is_adopted_and_given_up(shop: Shop, kind: s
         while not stop.wait(0.005):
             shop.produce(shop.topic, [of(n, 1) for n in range(made, made + 30)], partition=0)
             made += 30
-            if made % 3_000 == 0:  # the worker is never so far behind that it could not catch up in the end
+            if made % 3_000 == 0:  # the worker's lag stays small enough to catch up in the end
                 worker.reached(shop.topic, made - 3_000)
 
     producer = threading.Thread(target=produce)
@@ -157,7 +157,7 @@ def test_an_older_snapshot_reads_the_older_generation(enabled: Shop, first: str)
     assert len(tables(enabled)) == 3
 
 
-def test_a_snapshot_from_before_the_adoption_reads_what_was_there(full: Shop) -> None:
+def test_a_snapshot_from_before_generations_were_enabled_reads_the_rows_of_its_time(full: Shop) -> None:
     """The view is there for it, too, and the pointer is not: an empty table would be one that never was."""
     before = full.rows()
     with full.holding("SELECT count(*) FROM {schema}.entries", isolation="REPEATABLE READ") as reader:
@@ -173,7 +173,7 @@ def test_a_snapshot_from_before_the_adoption_reads_what_was_there(full: Shop) ->
 
 
 @pytest.mark.parametrize("how", ["text", "prepared", "function"])
-def test_a_transaction_that_reads_by_an_older_plan_finds_rows_or_is_told(enabled: Shop, how: str) -> None:
+def test_a_transaction_that_reads_by_an_older_plan_finds_rows_or_fails(enabled: Shop, how: str) -> None:
     """In READ COMMITTED, with locks from before ATTACH: Postgres does not tell it of the table. Never nothing."""
     read = f"SELECT count(*), sum(amount) FROM {enabled.schema}.orders"
     if how == "function":
@@ -195,7 +195,7 @@ def test_a_transaction_that_reads_by_an_older_plan_finds_rows_or_is_told(enabled
 
 
 def test_long_readers_are_in_nobodys_way(enabled: Shop) -> None:
-    """With locks on the view and on every table behind it; the cut-over waits for none of them."""
+    """With locks on the view and on every table that it reads; the cut-over waits for none of them."""
     reload = enabled.reload()
     with enabled.holding("SELECT * FROM {schema}.orders") as reader:
         outcome = reload.run(reload.open(strategy="generation"))
@@ -211,7 +211,7 @@ def test_long_readers_are_in_nobodys_way(enabled: Shop) -> None:
 
 
 def test_a_reader_that_stays_while_tables_are_attached_reads_one(enabled: Shop) -> None:
-    """Two tables are behind the view, and one is read; with an index, by the index."""
+    """The view has two tables, and one is read; with an index, by the index."""
     reload, driver = started(enabled.reload(), strategy="generation")
     with ExitStack() as stack:
         stack.enter_context(_attached(enabled, reload, driver))
@@ -231,7 +231,7 @@ def test_a_reader_that_stays_while_tables_are_attached_reads_one(enabled: Shop) 
 
 @contextmanager
 def _attached(shop: Shop, reload: Any, driver: Driver) -> Iterator[Any]:
-    """A run that fails behind ATTACH, in the cut-over itself."""
+    """A run that fails after ATTACH, in the cut-over itself."""
     with diffed(reload, driver=driver) as (_, _, rounds):
         turn = driver.transition
 
@@ -264,7 +264,7 @@ def test_snapshots_that_may_not_be_seen_are_waited_for(shop: Shop, roles: tuple[
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_an_aborted_run_leaves_nothing_behind(enabled: Shop, attached: bool) -> None:
+def test_an_aborted_run_leaves_no_tables(enabled: Shop, attached: bool) -> None:
     reload, driver = started(enabled.reload(), strategy="generation")
     with _attached(enabled, reload, driver) if attached else diffed(reload, driver=driver):
         assert len(tables(enabled)) == 4
@@ -286,7 +286,7 @@ def test_a_rolled_back_cut_over_is_tried_again(enabled: Shop) -> None:
     assert len(tables(enabled)) == 3
 
 
-def test_a_killed_driver_behind_attach(enabled: Shop) -> None:
+def test_a_driver_that_is_killed_after_attach(enabled: Shop) -> None:
     reload = enabled.reload()
     run = reload.open(strategy="generation").run.id
     Reloader(enabled, run, width=500, at="turn cut_over").kill_where_it_waits()
@@ -341,7 +341,7 @@ def test_merge_and_verify_know_generations(enabled: Shop) -> None:
     assert enabled.rows() == doubled(FIRST + MORE)
 
 
-def test_a_table_that_is_not_adopted_is_refused(full: Shop) -> None:
+def test_a_table_without_generations_is_refused(full: Shop) -> None:
     with pytest.raises(
         ReloadRefused, match=rf"run `seekpoint reload enable-generations {full.schema}.orders`, or call Generations"
     ):
@@ -371,7 +371,7 @@ def test_a_table_that_is_not_adopted_is_refused(full: Shop) -> None:
         ("GRANT INSERT ON {schema}.orders TO PUBLIC", "role PUBLIC may write .*GRANT SELECT ON .*generation"),
     ],
 )
-def test_what_cannot_be_adopted_is_refused(full: Shop, made: str, told: str) -> None:
+def test_tables_that_cannot_have_generations_are_refused(full: Shop, made: str, told: str) -> None:
     for statement in made.split("; "):
         full.execute(statement)
     with pytest.raises(ReloadRefused, match=told):
@@ -390,7 +390,7 @@ def test_names_of_no_table_are_refused(shop: Shop) -> None:
         adopt(shop, "v")
 
 
-def test_nothing_is_adopted_while_a_reload_is_open(full: Shop) -> None:
+def test_generations_are_not_enabled_while_a_reload_is_open(full: Shop) -> None:
     reload = full.reload()
     run = reload.open().run
     with pytest.raises(ReloadRefused, match=f"reload {run.id} is opened: bring it to its end"):
@@ -414,8 +414,8 @@ def test_a_lock_that_cannot_be_had_leaves_the_table_as_it_was(full: Shop, monkey
     adopt(full)
 
 
-def test_an_adoption_that_was_cut_short_is_taken_up(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process died behind the first step: the column is there."""
+def test_enabling_that_was_interrupted_is_completed(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process died after the first step: the column is there."""
     with monkeypatch.context() as patch:
         patch.setattr("seekpoint.jobs.tables.generations.manage_generations._enable", lambda *_: 1 / 0)
         patch.setattr("seekpoint.jobs.tables.generations.manage_generations._unmark", lambda *_: None)
@@ -426,7 +426,7 @@ def test_an_adoption_that_was_cut_short_is_taken_up(full: Shop, monkeypatch: pyt
 
 
 def test_rows_are_not_written_into_the_view(shop: Shop) -> None:
-    """It says so, and it is nobody's record's fault."""
+    """The message says so, and no record is blamed."""
     adopt(shop)
     with pytest.raises(Exception, match="cannot insert into view") as refused:
         shop.execute("INSERT INTO {schema}.orders VALUES (1, 1, 1)")
@@ -436,8 +436,8 @@ def test_rows_are_not_written_into_the_view(shop: Shop) -> None:
 # -- columns, rights and names ---------------------------------------------------------------------------------
 
 
-def test_numbers_go_on_from_one_generation_to_the_next(shop: Shop) -> None:
-    """An identity column draws from one sequence, whichever table it is in; and is one again when given up."""
+def test_identity_values_continue_from_one_generation_to_the_next(shop: Shop) -> None:
+    """An identity column draws from one sequence in all generations, and after they are disabled."""
     records = [of(n, n) for n in range(1, 40)]
     settled(shop, records, kind="append")
     adopt(shop, "entries")
@@ -491,7 +491,7 @@ def roles(shop: Shop) -> Iterator[tuple[str, str]]:
 
 
 def test_rights_go_from_one_generation_to_the_next(shop: Shop, roles: tuple[str, str]) -> None:
-    """Who may read the table may read the view, and nothing else; who may write it writes what is behind."""
+    """Who may read the table may read the view, and nothing else; who may write it writes the current generation."""
     reader, writer = roles
     settled(shop, FIRST[:40], kind="append")
     shop.execute(f"GRANT SELECT ON {{schema}}.entries TO {reader} WITH GRANT OPTION")
@@ -582,7 +582,7 @@ def test_a_table_that_was_given_up_is_a_plain_one(shop: Shop) -> None:
     adopt(shop)
 
 
-def test_whoever_reads_an_earlier_generation_is_waited_for_and_told(
+def test_readers_of_an_earlier_generation_are_waited_for_and_reported(
     enabled: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reload = enabled.reload()
@@ -599,7 +599,7 @@ def test_whoever_reads_an_earlier_generation_is_waited_for_and_told(
     assert enabled.rows() == doubled(FIRST)
 
 
-def test_a_reader_that_goes_on_to_a_newer_snapshot_is_waited_for_no_longer(enabled: Shop) -> None:
+def test_a_reader_with_a_newer_snapshot_is_no_longer_waited_for(enabled: Shop) -> None:
     """Its transaction stays open; only the cursor held the older snapshot."""
     reload = enabled.reload()
     with enabled.holding("DECLARE older CURSOR FOR SELECT * FROM {schema}.orders") as reader:
@@ -648,7 +648,7 @@ def test_only_such_tables_cost_a_round_trip(shop: Shop, many: int) -> None:
         assert found[4] == found[2] + 1, counts
 
 
-def test_explain_looks_behind_the_view(shop: Shop) -> None:
+def test_explain_shows_the_write_strategies_of_a_view(shop: Shop) -> None:
     adopt(shop)
     adopt(shop, "entries")
     for kind, road in (
@@ -659,7 +659,7 @@ def test_explain_looks_behind_the_view(shop: Shop) -> None:
         assert any(road in said for said in sink["strategies"].values())
 
 
-# -- whoever else writes ---------------------------------------------------------------------------------------
+# -- writes by other sessions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["upsert", "append"])
@@ -678,7 +678,7 @@ def test_a_batch_writes_the_generation_that_counts(shop: Shop, kind: str) -> Non
     assert {row[1] for row in shop.rows(table, "id, amount, at") if row[0] < 45} == {2 * n for n in range(45)}
 
 
-def test_a_letter_is_replayed_into_the_generation_that_counts(shop: Shop) -> None:
+def test_a_dead_letter_is_replayed_into_the_current_generation(shop: Shop) -> None:
     options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     shop.execute("ALTER TABLE {schema}.entries ADD CONSTRAINT few CHECK (amount NOT IN (8, 16))")
     settled(shop, [of(1, 1), of(2, 8)], **options)

@@ -168,7 +168,7 @@ def test_live_tables_are_kept_from_a_handler(books: Books, statement: str, told:
 
 
 @pytest.mark.parametrize("when", ["in a round", "under the lock"])
-def test_live_tables_are_kept_from_a_handler_behind_e0(books: Books, when: str) -> None:
+def test_a_handler_cannot_write_live_tables_after_the_snapshot_offset(books: Books, when: str) -> None:
     """Everything before was in order: the new code writes astray only at records that came since."""
 
     def handle(tx: Connection, batch: Any) -> None:
@@ -187,7 +187,7 @@ def test_live_tables_are_kept_from_a_handler_behind_e0(books: Books, when: str) 
             steps[when]()
     assert books.rows() == booked([*RECORDS, of(1, 1)])
     assert books.shop.execute("SELECT factor FROM {schema}.rates") == [(1,)]
-    if when == "under the lock":  # whoever calls reload.cut_over has it failed, as after a round
+    if when == "under the lock":  # the caller of reload.cut_over marks it failed, as after a catch-up pass
         reload.runs.abort(driver.run.id, "enough")
     assert reload.runs.get(driver.run.id).error
 
@@ -221,7 +221,7 @@ def test_records_that_the_new_handler_refuses_become_dead_letters(books: Books) 
 
 
 def test_what_the_database_refuses_is_found_among_many(books: Books) -> None:
-    """Nobody names the record: it is found by halves."""
+    """The error does not name the record: bisecting finds it."""
     records = [*RECORDS[:30], of(3, 2_600), *RECORDS[30:]]
     books.applied(records, lambda version: by_hand("", version), on_poison="dead_letter")
     reloaded(books.reload(by_hand("", 2), pipeline={"on_poison": "dead_letter"}))
@@ -257,7 +257,7 @@ def test_a_handler_says_what_it_writes(books: Books) -> None:
 
 
 def test_rows_that_refer_to_one_another_are_merged_in_their_order(books: Books) -> None:
-    """The new version has other accounts: old ones go behind their bookings, new ones come before theirs."""
+    """The new version has other accounts: old ones are deleted after their bookings, new ones added before theirs."""
     books.shop.execute("ALTER TABLE {schema}.bookings ADD FOREIGN KEY (account) REFERENCES {schema}.totals")
 
     def make(version: int) -> Handle:
@@ -299,7 +299,7 @@ def test_a_constraint_of_a_live_table_that_is_broken_is_no_records_fault(books: 
 
 @pytest.mark.parametrize("pipeline_mode", [True, False])
 def test_an_error_that_comes_late_is_found_at_its_own_record(books: Books, pipeline_mode: bool) -> None:
-    """Nobody waits for the answers of these statements, at first."""
+    """These statements are pipelined: their answers come later."""
 
     def make(version: int) -> Handle:
         def handle(tx: Connection, batch: Any) -> None:

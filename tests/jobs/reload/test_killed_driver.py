@@ -25,7 +25,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("at", PLACES)
-def test_another_driver_goes_on(shop: Shop, at: str) -> None:
+def test_another_driver_resumes(shop: Shop, at: str) -> None:
     old = working(shop, FIRST)
     reload = shop.reload()
     run = reload.open().run.id

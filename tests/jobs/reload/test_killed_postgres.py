@@ -1,4 +1,4 @@
-"""Postgres killed in the middle of a run: the run stands where its last step left it, and whoever takes it goes on."""
+"""Postgres killed in the middle of a run: a driver that takes it over resumes after its last committed step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 def test_a_crash_of_the_database(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two steps the same driver goes on; in a step it ends, but for the cut-over, which is tried again."""
+    """Between two steps the same driver continues; in a step it ends, but for the cut-over, which is tried again."""
     shop = shop_on(request, own_postgres)
     settled(shop, RECORDS)
     crashed: list[str] = []

@@ -1,4 +1,4 @@
-"""What a merge does before its locks: the pages that it is going to change are made ready, and nobody waits."""
+"""What a merge does before its locks: it prepares the pages that it is going to change, and blocks no session."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RECORDS = [of(n, 1 if n < CHANGED else 0) for n in range(MANY)]  # twice nothing
 
 
 def locked_once(shop: Shop) -> set[int]:
-    """The rows that somebody has locked or tried to change since they were written."""
+    """The rows that a transaction has locked or tried to change since they were written."""
     return {row[0] for row in shop.execute("SELECT id FROM {schema}.orders WHERE xmax::text <> '0'")}
 
 
 def test_rows_that_differ_are_locked_once_and_let_go(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some pages of keys at a time; whoever else has changed or locked some of them is not waited for."""
+    """Some pages of keys at a time; rows that another session has changed or locked are not waited for."""
     monkeypatch.setattr(merge, "WARM", 1)
     settled(shop, RECORDS)
     steps: list[tuple[int, int]] = []
@@ -51,7 +51,7 @@ def test_a_large_difference_is_not_gone_through_before_the_lock(shop: Shop) -> N
         assert locked_once(shop) == before
 
 
-def test_a_table_that_somebody_has_locked_is_left_to_the_cut_over(shop: Shop) -> None:
+def test_a_table_that_another_session_has_locked_is_left_to_the_cut_over(shop: Shop) -> None:
     """Which tries again and again; making it short must not end it."""
     settled(shop, RECORDS)
     with diffed(shop.reload(limits=Limits(transaction_age=1.0))) as (reload, driver, rounds):
@@ -116,7 +116,7 @@ def test_a_row_that_was_extra_does_not_hide_one_that_is_gone(shop: Shop) -> None
 
 
 @pytest.mark.parametrize("amount", [0, 1])
-def test_a_row_that_comes_behind_the_look_does_not_hide_one_that_is_gone(
+def test_a_row_inserted_after_the_check_does_not_hide_a_deleted_one(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, amount: int
 ) -> None:
     records = [of(n, amount) for n in range(40)]

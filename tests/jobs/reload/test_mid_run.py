@@ -54,7 +54,7 @@ def test_retention_that_passes_only_what_is_staged_does_no_harm(full: Shop) -> N
     assert full.rows() == doubled(FIRST + LATER)
 
 
-def test_retention_that_passes_a_round_ends_the_run(full: Shop) -> None:
+def test_retention_that_overtakes_catching_up_ends_the_run(full: Shop) -> None:
     with diffed(full.reload()) as (reload, driver, rounds):
         settled(full, LATER)
         trim(admin_of(full), full.topic, len(FIRST) + 5)
@@ -65,7 +65,7 @@ def test_retention_that_passes_a_round_ends_the_run(full: Shop) -> None:
 
 
 @pytest.mark.parametrize("at", ["opened", "staged", "compared"])
-def test_a_topic_that_is_created_anew_ends_the_run(full: Shop, topic: Callable[..., str], at: str) -> None:
+def test_a_recreated_topic_ends_the_run(full: Shop, topic: Callable[..., str], at: str) -> None:
     """Under the same name, with other records at the same offsets."""
     reload, driver = started(full.reload())
     if at == "staged":
@@ -131,7 +131,7 @@ def test_a_reset_in_mid_run_ends_it(full: Shop, at: str) -> None:
     assert full.rows() == doubled(FIRST)
 
 
-def test_rounds_that_do_not_shrink_end_the_run(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catch_up_passes_that_do_not_shrink_end_the_run(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = full.worker()
     end = len(FIRST)
 
@@ -163,7 +163,7 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     produce: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are frozen as soon as the locks are there: it is rolled back, workers go on, and it is tried again."""
+    """They are frozen as soon as the locks are there: it is rolled back, workers continue, and it is tried again."""
     brokers = own_kafka.bootstrap
     kafka = {"bootstrap.servers": brokers}
     there = replace(
@@ -196,7 +196,7 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     catch_up = reload.catch_up
 
     def behind(driver: Driver, rounds: CatchUp) -> int:
-        """Behind the last round, before the locks: something is left to be read under them."""
+        """After the last catch-up pass, before the locks: something is left to be read under them."""
         read = catch_up(driver, rounds)
         if not held:
             applied_by(worker, there, LATER)

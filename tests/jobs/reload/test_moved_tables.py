@@ -1,4 +1,4 @@
-"""Tables that are adopted or given up at the wrong moment: between a sink's look and its rows, before a busy reader."""
+"""Generations enabled or disabled at a bad moment: between a sink's check and its rows, before a busy reader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def an_engine(shop: Shop, pool: type[NullPool | QueuePool]) -> Iterator[Engine]:
 
 
 def move(shop: Shop, table: str) -> None:
-    """Adopt it, or give it up where it is adopted."""
+    """Enable generations for it, or disable them where they are enabled."""
     kept, path = Generations(shop.engine, schema=shop.schema), (shop.schema, table)
     if kept.list():
         kept.disable(path)
@@ -137,7 +137,7 @@ def test_what_only_looks_like_a_move_ends_in_its_own_error(
 
 
 def test_a_view_that_is_nobodys_ends_in_its_own_error(shop: Shop) -> None:
-    """At once: such a view is no table that was adopted."""
+    """At once: such a view is no table with generations."""
     shop.execute("CREATE VIEW {schema}.told AS SELECT DISTINCT id, amount, at, topic_offset FROM {schema}.entries")
     with (
         pytest.raises(psycopg.errors.WrongObjectType, match="cannot copy to view"),
@@ -166,7 +166,7 @@ def moving(shop: Shop, behind: Connection) -> Iterator[Future[None]]:
 def test_workers_are_waited_for_before_anything_that_readers_want(
     full: Shop, moves: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long a batch is: one try is enough, and readers go on meanwhile."""
+    """However long a batch is: one try is enough, and readers continue meanwhile."""
     if moves == 2:
         move(full, "orders")
     monkeypatch.setattr("seekpoint.jobs.tables.generations.manage_generations.TRIES", 1)
@@ -182,12 +182,12 @@ def test_workers_are_waited_for_before_anything_that_readers_want(
 
 
 def test_a_table_is_given_up_in_the_order_in_which_readers_lock_it(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First the view and then what is behind it: or a busy reader and we would each have what the other wants."""
+    """Locks the view first and its tables then, as readers do: the other order could deadlock with a busy reader."""
     move(full, "orders")
     monkeypatch.setattr("seekpoint.jobs.tables.generations.manage_generations.TRIES", 1)
     monkeypatch.setattr("seekpoint.jobs.tables.generations.manage_generations.DDL_WAIT", 30_000)
     with full.engine.connect() as reader:
-        # Parsed, and not planned: it has the view's lock, and not yet the tables' behind it.
+        # Parsed, and not planned: it has the view's lock, and not yet those of the view's tables.
         reader.execute(text(f"CREATE TEMPORARY VIEW parsed AS SELECT * FROM {full.schema}.orders"))
         with moving(full, reader) as moved:
             assert reader.execute(text(f"SELECT count(*) FROM {full.schema}.orders")).scalar() == len(doubled(FIRST))

@@ -1,4 +1,4 @@
-"""Staging by processes of this machine: the same rows, whoever is killed, and errors that say what they are."""
+"""Staging by processes of this machine: the same rows if a process is killed, and errors that name their cause."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.waiting import until
 
 FIRST = [of(n % 40, n, n) for n in range(200)]
 
-# Says which process it is, then stands still until somebody kills it; only the first one at that record.
+# Says which process it is, then waits until the test kills it; only the first one at that record.
 STANDING = (
     PLAIN
     + """
@@ -87,9 +87,9 @@ def test_a_process_that_is_killed_is_replaced(shop: Shop, named: Callable[[str],
     command: list[bytes] = []
 
     def kill(*step: Any) -> None:
-        """Called when the other process has staged something; the one that stands is killed, once."""
+        """Called when the other process has staged something; the one that waits is killed, once."""
         marker = tmp_path / "marker"
-        if step[1] == 150 and not command:  # three of four ranges: the fourth stands
+        if step[1] == 150 and not command:  # three of four ranges: the fourth one's process waits
             pid = standing(marker)
             own = set(os.environb.items())  # what it inherits is not the pool's doing: a test of Spark's may be there
             given = dict(line.split(b"=", 1) for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if line)
@@ -110,7 +110,7 @@ def test_a_process_that_is_killed_is_replaced(shop: Shop, named: Callable[[str],
     assert shop.rows() == doubled(FIRST)
 
 
-def test_processes_that_die_again_and_again_are_told_and_the_run_stays_open(
+def test_processes_that_crash_repeatedly_are_reported_and_the_run_stays_open(
     shop: Shop, named: Callable[[str], str]
 ) -> None:
     reload = reload_of(shop, named(DEADLY))
@@ -121,13 +121,13 @@ def test_processes_that_die_again_and_again_are_told_and_the_run_stays_open(
     assert not children()
 
 
-def test_processes_that_cannot_begin_are_told(shop: Shop, named: Callable[[str], str]) -> None:
+def test_processes_that_cannot_begin_are_reported(shop: Shop, named: Callable[[str], str]) -> None:
     reload = reload_of(shop, named(ENDING))
     with pytest.raises(ChildProcessError, match=r"6 processes ended .* by itself \(exit code 3\)"):
         reload.stage(reload.open())
 
 
-def test_a_record_that_ends_the_run_is_told_as_it_was_raised(shop: Shop, named: Callable[[str], str]) -> None:
+def test_the_error_of_a_record_that_ends_the_run_is_raised_unchanged(shop: Shop, named: Callable[[str], str]) -> None:
     name = named(PLAIN)
     shop.produce(shop.topic, [of(7, 2_000)], partition=0)  # version 2 refuses it
     shop.work(len(FIRST) + 1)
@@ -148,7 +148,9 @@ def test_an_error_that_is_not_ours_travels_too(shop: Shop, named: Callable[[str]
         reload.stage(reload.open())
 
 
-def test_whoever_stops_listening_ends_the_processes(shop: Shop, named: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_caller_that_stops_iterating_ends_the_processes(
+    shop: Shop, named: Callable[[str], str], tmp_path: Path
+) -> None:
     class Stop(BaseException):
         pass
 

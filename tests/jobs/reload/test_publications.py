@@ -56,7 +56,7 @@ def spoil(shop: Shop) -> None:
 
 
 def test_verify_and_merge(published: Shop) -> None:
-    """Rounds after the staging, and after the comparison, change and delete rows of the run's own tables."""
+    """Catch-up passes after the staging, and after the comparison, change and delete rows of the run's own tables."""
     settled(published, RECORDS)
     spoil(published)
     (table,) = published.reload(version=1).verify().tables

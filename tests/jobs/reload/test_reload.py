@@ -12,7 +12,7 @@ from support.reload_orders import Order, Shop, doubled, gone, of
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_a_mended_transform_takes_over_at_the_stored_offsets(shop: Shop, strategy: str) -> None:
+def test_a_fixed_transform_takes_over_at_the_stored_offsets(shop: Shop, strategy: str) -> None:
     first = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
     old = working(shop, first)
     assert shop.rows() == doubled(first, by=1)
@@ -53,8 +53,8 @@ def test_one_group_that_writes_two_tables_is_one_cut_over(shop: Shop) -> None:
     assert shop.rows("entries", "topic_offset, id, amount") == [(n, n % 20, 2 * n) for n in range(70)]
 
 
-def test_columns_that_a_sink_learns_from_its_rows_are_known_to_whoever_goes_on(shop: Shop) -> None:
-    """Of Structs, nobody knows the columns before the first row; a driver that takes the run sees none of E0's."""
+def test_a_driver_that_takes_over_knows_columns_that_a_sink_learned_from_its_rows(shop: Shop) -> None:
+    """The columns of Structs are unknown before the first row; a driver that takes over sees no row staged before."""
 
     def learning(version: int) -> Pipeline:
         def row(record: Any) -> Order:
@@ -75,7 +75,7 @@ def test_columns_that_a_sink_learns_from_its_rows_are_known_to_whoever_goes_on(s
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
 def test_rows_that_are_made_of_values_alone_keep_their_order(shop: Shop, strategy: str) -> None:
-    """Nobody looks at such records one by one; their rows go to the staged tables, with their places in the log."""
+    """Such records are not handled one by one; their rows go to the staged tables, with their offsets."""
 
     def plain(version: int) -> Pipeline:
         sink = Upsert((shop.schema, "orders"), key=["id"], tombstone=None)

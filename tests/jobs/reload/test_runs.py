@@ -131,7 +131,7 @@ def test_what_hangs_on_a_table_forbids_the_swap(full: Shop, hangs: str, named: s
 
 @pytest.mark.parametrize("what", ["TABLE {schema}.orders", "TABLES IN SCHEMA {schema}"])
 def test_a_published_table_is_not_swapped(full: Shop, what: str) -> None:
-    """By its own name, or as one of its schema: whoever subscribed would get the rebuilt rows as nothing at all."""
+    """By its own name, or as one of its schema: its subscribers would not receive the rebuilt rows."""
     name = f"{full.schema}_news"  # publications are the whole database's
     full.execute(f"CREATE PUBLICATION {name} FOR {what}")
     try:
@@ -254,7 +254,7 @@ def test_what_is_in_use_is_swept_later(full: Shop) -> None:
     ],
 )
 def test_what_others_made_of_a_swapped_table_is_not_swept_with_it(full: Shop, hangs: str, gone: str) -> None:
-    """A statement that looked the table up before the swap may hang something on it behind: it is not ours to drop."""
+    """A statement that found the table before the swap may add a dependency after it: the sweep must not drop that."""
     reload, driver = staged(full.reload(), strategy="swap")
     with CatchUp(driver, reload.sources, reload.kafka) as rounds:
         reload.catch_up(driver, rounds)
@@ -312,7 +312,7 @@ def test_how_far_a_run_is_can_be_read(full: Shop) -> None:
     assert (run.state, run.reason, run.version_from, run.version_to) == ("indexed", "prices were wrong", (1,), (2,))
 
 
-def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(full: Shop) -> None:
+def test_runs_are_found_by_a_url_and_a_wrong_one_is_reported(full: Shop) -> None:
     driver = full.reload().open()
     url = full.engine.url.render_as_string(hide_password=False)
     assert [run.id for run in Runs(url, full.schema).list()] == [driver.run.id]
@@ -333,7 +333,7 @@ def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(full: Shop) -> None:
             look()
 
 
-def test_a_round_that_waited_for_an_abort_says_so(full: Shop) -> None:
+def test_a_catch_up_pass_that_waited_for_an_abort_says_so(full: Shop) -> None:
     """Its snapshot is from before the abort: the answer is the run's, not a serialization failure."""
     reload, driver = staged(full.reload())
     with (

@@ -1,4 +1,4 @@
-"""The driver's own rounds: bounded, resumed behind the last that was committed, at one with the group's records."""
+"""The driver's catch-up passes: bounded, resumed after the last committed one, consistent with the group's records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def core(books: Books, version: int = 2) -> Handle:
 
 
 @pytest.mark.parametrize("at", ["staged", "offset 70", "turn indexed", "indexed", "compared", "turn cut_over"])
-def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on(books: Books, at: str) -> None:
+def test_another_driver_resumes_after_one_that_was_killed(books: Books, at: str) -> None:
     books.applied(FIRST, lambda version: core(books, version))
     reload = books.reload(core(books), range_records=50)
     run = reload.open().run.id
@@ -37,8 +37,8 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on(books: Books, a
     assert books.shop.schemas() == []
 
 
-def test_rounds_are_bounded_and_end_at_e0_first(books: Books) -> None:
-    """What was written behind E0 meanwhile is read once everything before it is there."""
+def test_catch_up_passes_are_bounded_and_end_at_the_snapshot_offset_first(books: Books) -> None:
+    """Records written after the snapshot offset meanwhile are read once everything before it is there."""
     books.applied(FIRST, lambda version: core(books, version))
     sizes: list[list[int]] = []
 
@@ -53,7 +53,7 @@ def test_rounds_are_bounded_and_end_at_e0_first(books: Books) -> None:
     reload.runs.abort(driver.run.id, "enough")
 
 
-def test_live_workers_go_on_and_are_followed(books: Books) -> None:
+def test_live_workers_continue_and_the_run_catches_up(books: Books) -> None:
     books.shop.produce(books.shop.topic, FIRST, partition=0)
     worker = books.worker(core(books, 1))
     worker.reached(books.shop.topic, len(FIRST))
@@ -61,7 +61,7 @@ def test_live_workers_go_on_and_are_followed(books: Books) -> None:
     books.shop.produce(books.shop.topic, LATER, partition=0)
     worker.reached(books.shop.topic, len(FIRST + LATER))
     with diffed(reload, driver=driver) as (_, _, rounds):
-        books.shop.produce(books.shop.topic, LATER, partition=0)  # behind the difference
+        books.shop.produce(books.shop.topic, LATER, partition=0)  # after the difference
         worker.reached(books.shop.topic, len(FIRST + LATER + LATER))
         reload.cut_over(driver, rounds)
     assert books.rows() == booked(FIRST + LATER + LATER, by=2)
@@ -142,8 +142,8 @@ def test_sinks_and_a_handler_of_one_pipeline(books: Books) -> None:
     )
 
 
-def test_rounds_that_take_long_are_followed_by_shorter_ones() -> None:
-    """Whoever aborts the run, or takes it, waits for the round in hand."""
+def test_long_catch_up_passes_are_followed_by_shorter_ones() -> None:
+    """An abort or a takeover of the run waits for the current catch-up pass."""
     assert _next_size(50_000, MOST, 2.0) == 50_000
     assert _next_size(50_000, MOST, 100.0) == 10_000
     assert _next_size(5_000, MOST, 0.0) == 10_000
@@ -163,7 +163,7 @@ def test_a_group_with_sinks_and_one_with_a_handler_in_one_run(books: Books, topi
     assert {max(step[1] for step in told if step[0] == "staging")} == {120}
 
 
-def test_deletions_behind_the_difference_reach_the_live_table(books: Books) -> None:
+def test_deletions_after_the_difference_reach_the_live_table(books: Books) -> None:
     """The copies note which keys are touched, whatever the statement is."""
     from sqlalchemy import text
 

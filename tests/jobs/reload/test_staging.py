@@ -1,4 +1,4 @@
-"""What a run stages: every record once whoever repeats what, and none that has no rows in the live table."""
+"""What a run stages: every record once, also if tasks are repeated, and none that has no rows in the live table."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_only_what_is_missing_is_staged_again(shop: Shop) -> None:
 
 
 def test_the_end_of_a_task_waits_for_the_drivers_step(shop: Shop) -> None:
-    """What it has seen of the run is still so at its COMMIT: else a range might come behind the choice."""
+    """What it has read of the run is still true at its COMMIT: else a range might come after the choice of attempts."""
     reload, driver = begun(shop)
     task = tasks(driver, 1000)[0]
     with ThreadPoolExecutor(1) as pool:
@@ -108,7 +108,7 @@ def test_a_task_that_comes_too_late_keeps_nothing(shop: Shop) -> None:
 
 
 def test_the_run_is_asked_again_at_the_end_of_a_task(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard: a run that went on while a range was read does not get its rows any more."""
+    """A run whose state changed while a range was read does not get its rows any more."""
     reload, driver = begun(shop)
     task = tasks(driver, 1000)[0]
     its = reload.sources[0].pipeline
@@ -139,7 +139,7 @@ def test_the_run_is_asked_again_at_the_end_of_a_task(shop: Shop, monkeypatch: py
     ],
     ids=["an older version", "a newer version", "other tables"],
 )
-def test_a_task_of_other_code_stages_nothing_and_the_run_goes_on(shop: Shop, other: dict[str, Any], why: str) -> None:
+def test_a_task_of_other_code_stages_nothing_and_the_run_continues(shop: Shop, other: dict[str, Any], why: str) -> None:
     """A process that imports what was deployed before: its rows would be the old code's, under the new version."""
     reload, driver = begun(shop)
     reload._stager = LocalStager(reload.engine, reload.schema, reload.kafka, sources([shop.pipeline(**other)]))
@@ -214,7 +214,7 @@ def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> No
 def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_once(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two attempts that both committed the one counts in which it did not fail: its letter is another's."""
+    """Two attempts commit: the one that is used has no dead letter, but the other one has. The run is refused."""
     fails = [False]
 
     def row(record: Any) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
         consolidate(driver, reload.sources)
 
 
-def test_the_newest_row_of_a_key_is_told_by_the_sinks_own_column(shop: Shop) -> None:
+def test_the_newest_row_of_a_key_is_found_by_the_sinks_own_column(shop: Shop) -> None:
     records = [of(1, 5, 50), of(1, 6, 20), of(2, 7, 10), of(2, 8, 10)]
     reload, driver = begun(shop, records, sink={"order_by": "at", "tombstone": None})
     assert shop.rows() == [(1, 5, 50), (2, 8, 10)]
@@ -256,7 +256,7 @@ BROKEN = [of(1, 1), ('{"id": 2}', '{"id": 2'), of(3, 3), of(4, 9000), of(5, 5)]
 
 
 def test_dead_letters_stay_out_until_they_are_replayed(shop: Shop) -> None:
-    """What is parked, skipped or discarded has no rows in the live table, and so none in the rebuilt one."""
+    """Records that are dead-lettered, skipped or discarded have no rows in the live and the rebuilt table."""
     options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount < 4000)")
     records = [*BROKEN, of(6, 7000), of(7, 7)]

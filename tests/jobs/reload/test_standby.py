@@ -1,4 +1,4 @@
-"""The new version, deployed while its reload runs: it stands by outside the group, and takes over when the run ends."""
+"""The new version, deployed while its reload runs: a standby outside the group, which takes over when the run ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK = Limits(batch_records=50, idle_check=0.1)
 
 
 def undisturbed(worker: Run) -> bool:
-    """Whether Kafka never took anything from it, nor gave it anything behind the first assignment."""
+    """Whether Kafka never revoked anything from it, nor assigned anything after the first assignment."""
     return not worker.seen.all(events.Revoked) and len(worker.seen.all(events.Assigned)) == 1
 
 
@@ -95,11 +95,11 @@ def test_a_run_that_comes_to_nothing_lets_the_new_version_take_over_as_without_o
     applied(shop, feed)
     newer.stop()
     amounts = {row[1] for row in shop.rows()}
-    assert amounts == {1, 2}  # old rows of old code, new ones of the new: nobody rebuilt anything
+    assert amounts == {1, 2}  # old rows of old code, new ones of the new: no row was rebuilt
     assert len(shop.rows()) == len(feed.all)
 
 
-def test_another_run_behind_the_first_is_waited_for_too(shop: Shop) -> None:
+def test_another_run_after_the_first_is_waited_for_too(shop: Shop) -> None:
     older = working(shop, [of(1)], limits=QUICK)
     runs = [opened(shop)]
 
@@ -121,7 +121,7 @@ def test_another_run_behind_the_first_is_waited_for_too(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["verify", "batch"])
-def test_nobody_stands_by_for_what_publishes_nothing(shop: Shop, strategy: str) -> None:
+def test_no_worker_is_a_standby_for_a_run_that_publishes_nothing(shop: Shop, strategy: str) -> None:
     older = working(shop, [of(1)], limits=QUICK)
     driver = opened(shop)
     shop.execute("UPDATE {schema}.reload_run SET strategy = :strategy", strategy=strategy)
@@ -133,8 +133,8 @@ def test_nobody_stands_by_for_what_publishes_nothing(shop: Shop, strategy: str) 
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_only_the_version_that_is_built_stands_by(shop: Shop, version: int) -> None:
-    """The old one may be restarted at any time. A third one takes over, and the run is told so at its cut-over."""
+def test_only_the_version_that_is_built_is_a_standby(shop: Shop, version: int) -> None:
+    """The old one may be restarted at any time. A third one takes over, and the run's cut-over reports it."""
     settled(shop, [of(1)])
     opened(shop)
     other = shop.worker(QUICK, version=version)
@@ -143,7 +143,7 @@ def test_only_the_version_that_is_built_stands_by(shop: Shop, version: int) -> N
     assert shop.version() == version
 
 
-def test_status_tells_of_it(shop: Shop) -> None:
+def test_status_shows_it(shop: Shop) -> None:
     working(shop, [of(1)], limits=QUICK)
     url = shop.engine.url.render_as_string(hide_password=False)
     command = ["status", shop.group, "--database-url", url, "--schema", shop.schema]
@@ -173,7 +173,7 @@ def test_a_group_of_others_is_not_held_back(shop: Shop) -> None:
     assert Ledger(shop.engine, shop.group, schema=shop.schema, version=2).standby() is not None
 
 
-def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
+def test_stop_is_prompt_on_standby(shop: Shop) -> None:
     older = working(shop, [of(1)], limits=QUICK)
     opened(shop)
     newer = shop.worker(Limits(idle_check=60.0), version=2)
@@ -189,7 +189,7 @@ def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
     assert shop.version() == 1
 
 
-def test_a_process_that_stands_by_ends_at_the_first_signal_and_may_be_killed(shop: Shop) -> None:
+def test_a_standby_ends_at_the_first_signal_and_may_be_killed(shop: Shop) -> None:
     older = working(shop, [of(1)], limits=QUICK)
     opened(shop)
     Book(shop.engine, shop.schema).create()  # what the member writes
@@ -216,7 +216,7 @@ def test_a_process_that_stands_by_ends_at_the_first_signal_and_may_be_killed(sho
     assert shop.version() == 1
 
 
-def test_postgres_goes_away_and_comes_back_while_it_stands_by(
+def test_postgres_goes_away_and_comes_back_during_standby(
     request: pytest.FixtureRequest, own_postgres: PostgresServer
 ) -> None:
     shop = shop_on(request, own_postgres)
@@ -248,7 +248,7 @@ def test_postgres_goes_away_and_comes_back_while_it_stands_by(
     shop.engine.dispose()
 
 
-def test_a_worker_that_looked_too_early_leaves_the_group_and_stands_by(shop: Shop) -> None:
+def test_a_worker_that_looked_too_early_leaves_the_group_and_becomes_a_standby(shop: Shop) -> None:
     """Opened between its look and its claim: Kafka has given it partitions, and gets them back."""
     with Feed(shop) as feed:
         older = shop.worker(QUICK)

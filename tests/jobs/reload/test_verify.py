@@ -1,4 +1,4 @@
-"""Verify: the live table beside what the log says, at the same offsets; nothing is touched, and workers go on."""
+"""Verify: the live table compared with the log at the same offsets; nothing is changed, and workers continue."""
 
 from __future__ import annotations
 

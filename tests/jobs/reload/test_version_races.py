@@ -111,7 +111,7 @@ def test_a_claim_waits_for_a_run_that_is_being_opened(quiet: Shop) -> None:
 
 
 def test_a_run_waits_for_a_claim_that_raises_the_version(quiet: Shop) -> None:
-    """It is opened behind it then, and knows of the version that was raised."""
+    """It is opened after it then, and knows of the version that was raised."""
     with blocked_at(quiet, f"UPDATE {quiet.schema}.consumer_group", opened) as drivers:
         claimed = claim(quiet)
     assert len(claimed.granted) == 2
@@ -132,8 +132,8 @@ def test_a_run_of_an_older_version_is_refused_where_the_version_was_raised_meanw
     assert quiet.execute("SELECT count(*) FROM {schema}.reload_run") == [(0,)]
 
 
-def test_who_owns_the_loop_is_told_by_settle(quiet: Shop) -> None:
-    """Nothing is claimed, and the next settle after the run goes on."""
+def test_accept_poll_raises_for_callers_that_own_the_loop(quiet: Shop) -> None:
+    """Nothing is claimed, and the next call after the run has ended claims."""
     driver = opened(quiet)
     config = consumer_config({"bootstrap.servers": quiet.brokers}, group=quiet.group)
     ledger = Ledger(quiet.engine, quiet.group, schema=quiet.schema, version=2)

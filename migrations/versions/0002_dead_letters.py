@@ -125,7 +125,7 @@ def _record() -> list[sa.Column[object]]:
 
 
 def _fate() -> list[sa.Column[object]]:
-    """Why it was parked, and what became of it."""
+    """Why the record was dead-lettered, and what became of it."""
     return [
         sa.Column("state", sa.Text, nullable=False),
         sa.Column("cause", sa.Text, nullable=False),

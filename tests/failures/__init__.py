@@ -1,4 +1,4 @@
-"""Every way in which a record fails: what it looks like (``kinds``), how pipelines write (``roads``), who judges."""
+"""Every way in which a record fails: what it looks like (``kinds``), how pipelines write (``roads``), and checks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One kind of failure, down one road, under one policy: run it, and compare everything that can be seen afterwards."""
+"""Run one kind of failure, one way of writing and one policy, and compare everything that can be seen afterwards."""
 
 from __future__ import annotations
 

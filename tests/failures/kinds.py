@@ -50,7 +50,7 @@ CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'not this one: %', NEW.id; END $$;
 """
 
-ROWS = ("streamed Append", "two sinks")  # roads with row=
+ROWS = ("streamed Append", "two sinks")  # ways of writing that have row=
 SINKS = (*ROWS, "values alone")
 HANDLERS = ("execute", "executemany", "ORM")
 EVERY = (*SINKS, *HANDLERS)
@@ -77,7 +77,7 @@ class Kind:
     same_as_first: str | None = None
     spoil: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     act: Act | None = None
-    after: bool = False  # act behind the writing, not before
+    after: bool = False  # act after the writing, not before
     raises: type[Exception] | None = None
 
     def __str__(self) -> str:
@@ -135,19 +135,19 @@ def raising(make: Callable[[Sequence[AnyRecord]], Exception]) -> Act:
 
 
 def swallow(tx: Connection, batch: Batch[Item, Any], bad: Sequence[AnyRecord]) -> None:
-    """Catch a database error, and go on."""
+    """Catch a database error, and continue."""
     with pytest.raises(DBAPIError):
         tx.execute(text("SELECT 1 / 0"))
 
 
 def own_savepoint(tx: Connection, batch: Batch[Item, Any], bad: Sequence[AnyRecord]) -> None:
-    """The same as it is meant to be done."""
+    """Catch a database error under a savepoint, as a handler should."""
     with pytest.raises(DBAPIError), tx.begin_nested():
         tx.execute(text("SELECT 1 / 0"))
 
 
 async def _later() -> None:
-    """A coroutine, if nobody awaits it."""
+    """A coroutine, for a handler that does not await it."""
 
 
 def _spoil(**given: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """``python tests/failures/table.py``: every kind of failure on a real Postgres, and what became of it, as a table.
 
-The same judgement as in ``tests/postgres/test_failure_matrix.py``; ``SEEKPOINT_TEST_DSN`` names a server to use.
+It uses the checks of ``tests/postgres/test_failure_matrix.py``; ``SEEKPOINT_TEST_DSN`` names a server to use.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def outcomes(ground: Ground) -> Iterator[Outcome]:
 
 
 def lines(found: Iterable[Outcome]) -> Iterator[str]:
-    """A line for each kind; where roads differ, one for each way in which they end."""
+    """A line for each kind; where the ways of writing differ, one for each result."""
     yield f"| {' | '.join(HEAD)} |"
     yield "|---" * len(HEAD) + "|"
     for name, group in groupby(found, attrgetter("kind")):

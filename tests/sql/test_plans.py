@@ -147,7 +147,7 @@ def test_the_prepared_statement_is_planned_the_same(crowd: Filled, name: str) ->
 
 
 def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Filled) -> None:
-    """I2, I3: what the server itself counts, over many rounds of everything that a worker does."""
+    """I2, I3: what the server itself counts, over everything that a worker does, many times."""
     ledger = Ledger(crowd.engine, "g", schema=crowd.schema)
     with crowd.engine.connect() as tx:
         rows = ours(tx, crowd, 1_000)
@@ -192,8 +192,8 @@ DEAD_LETTERS = """
            'handler', 'ValueError', repeat('t', 500), 1, 1
     FROM generate_series(0, 9999) n ORDER BY random()"""
 
-# What runs per batch, redrive and move, and with what. (COUNT_OPEN and LIST_LETTERS are for people: what they ask for
-# may be most of the table.)
+# The statements of batches, replays and resets, with their values. (COUNT_OPEN and LIST_LETTERS are for people: what
+# they ask for may be most of the table.)
 ASKED: Mapping[str, Mapping[str, Any]] = {
     "OPEN_KEYS": {"asked_topic": ["t"] * 6, "asked_partition": [3, 9, 27, 50, 77, 99]},
     "FIRST_OF_KEY": {"topic_id": TOPIC_ID, "partition": 7, "key": b"key 7"},
@@ -222,7 +222,7 @@ def assert_dead_letters_by_an_index(plan: Plan) -> None:
 
 @pytest.mark.parametrize("name", ASKED)
 def test_dead_letters_are_found_by_an_index(pile: Filled, name: str) -> None:
-    """I1, I4: what a batch or a redrive asks costs what it answers, not what lies there."""
+    """I1, I4: the cost of a query of a batch or a replay grows with its result, not with the table."""
     with pile.engine.connect() as tx:
         plan = plan_of(tx, pile.schema, STATEMENTS[name], {"group": "g", **ASKED[name]})
         tx.rollback()
@@ -230,7 +230,7 @@ def test_dead_letters_are_found_by_an_index(pile: Filled, name: str) -> None:
 
 
 def test_the_first_of_a_key_is_found_by_the_key(pile: Filled) -> None:
-    """I4: to redrive many letters of one partition costs as many lookups, not the square of them (once analyzed)."""
+    """I4: replaying many dead letters of one partition costs as many lookups, not their square (once analyzed)."""
     with pile.engine.connect() as tx:
         tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
         given = {"group": "g", **ASKED["FIRST_OF_KEY"]}
@@ -246,7 +246,7 @@ def test_a_prepared_statement_finds_dead_letters_by_an_index_too(pile: Filled, n
         assert_dead_letters_by_an_index(prepared_plan(tx, pile.schema, STATEMENTS[name]))
 
 
-def test_batches_that_ask_for_keys_and_park_do_not_read_the_table(pile: Filled) -> None:
+def test_batches_that_ask_for_keys_and_dead_letter_do_not_read_the_table(pile: Filled) -> None:
     """I1: what the server itself counts, over many batches of 100 partitions."""
     letters = DeadLetters(Ledger(pile.engine, "g", schema=pile.schema))
     partitions = [Partition("t", n) for n in range(100)]
@@ -278,7 +278,7 @@ ONE_KEY = """
 
 @pytest.fixture
 def crowded(pile: Filled) -> Iterator[tuple[Filled, Connection]]:
-    """10,000 open letters of one key, and three of others; as many of an earlier topic. Rolled back."""
+    """10,000 open dead letters of one key, and three of others; as many of an earlier topic. Rolled back."""
     with pile.engine.connect() as tx:
         tx.execute(
             text(
@@ -295,9 +295,11 @@ def crowded(pile: Filled) -> Iterator[tuple[Filled, Connection]]:
 
 
 @pytest.mark.parametrize("analyzed", [True, False], ids=["statistics of now", "statistics of before"])
-def test_a_key_is_read_once_however_many_letters_it_has(crowded: tuple[Filled, Connection], analyzed: bool) -> None:
-    """I4: what each transaction of a pipeline with keep_key_order asks costs the keys that are held, not the
-    letters.
+def test_a_key_is_read_once_however_many_dead_letters_it_has(
+    crowded: tuple[Filled, Connection], analyzed: bool
+) -> None:
+    """I4: what each transaction of a pipeline with keep_key_order asks grows with the blocked keys, not with
+    their dead letters.
     """
     pile, tx = crowded
     if analyzed:

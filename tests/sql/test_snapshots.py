@@ -1,6 +1,6 @@
 """Every statement of the ledger, as the server sees it, beside this file: a change of SQL is a change to look at.
 
-``SEEKPOINT_REWRITE_SQL=1 pytest tests/sql/test_snapshots.py`` writes the files anew; the diff is for the reviewer.
+``SEEKPOINT_REWRITE_SQL=1 pytest tests/sql/test_snapshots.py`` writes the files again; the diff is for the reviewer.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
 
 
 def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[Any], ids: dict[str, UUID]) -> None:
-    """Every method once, over one letter per partition."""
+    """Every method once, over one dead letter per partition."""
     partitions = [claim.partition for claim in claims]
     failure = Failure(Cause.POISON, "Poison: a test")
     asides = [

@@ -1,4 +1,4 @@
-"""What tests of exports stand on: a group whose positions are set by hand, a topic, an archive in a folder."""
+"""Support for tests of exports: a group whose positions are set by hand, a topic, an archive in a folder."""
 
 from __future__ import annotations
 

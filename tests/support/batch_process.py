@@ -1,4 +1,4 @@
-"""What tests of a batch stand on, beside the shop; and a batch in a process of its own, to be killed."""
+"""Support for tests of a batch, beside the shop; and a batch in a process of its own, to be killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batch(shop: Shop, pipelines: Pipeline | str | None = None, **options: Any) -
 
 
 def offsets(shop: Shop) -> dict[str, int]:
-    """Where the group stands."""
+    """The group's positions."""
     return {str(at.partition): at.next_offset for at in shop.ledger().read()}
 
 
@@ -58,7 +58,7 @@ class Batcher(JobProcess):
 
 
 def main(what: dict[str, Any]) -> None:
-    """Run a batch to its end, or to where it is to stand."""
+    """Run a batch to its end, or to the step at which it is to wait."""
     engine = create_engine(what["url"])
     Standing.at = what.get("at", "")
     vars(job)["Driver"] = Standing

@@ -1,4 +1,4 @@
-"""What tests of the commands for jobs stand on: a shop, a module of its pipelines, and the command called there."""
+"""Support for tests of the commands for jobs: a shop, a module of its pipelines, and the command called there."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Terminal:
         return json.loads(self.run(*words, *self.ledger, "--json", exits=exits).stdout)
 
     def process(self, *words: str, name: str = "mended", **env: str) -> subprocess.Popen[str]:
-        """The same as a job, in a process of its own."""
+        """Start the command in a process of its own."""
         command, options = _split(words)
         return subprocess.Popen(
             [*COMMAND, *command, f"{self.module}:{name}", *options, *self.servers],

@@ -1,4 +1,4 @@
-"""A group that fails on the records it is told to fail on, its dead letters, and people who replay them.
+"""A group that fails on chosen records, its dead letters, and people who replay them.
 
 Give it to a test with a fixture of its own::
 
@@ -59,7 +59,7 @@ class Halt:
         assert self._reached.wait(30), "the handler was not reached"
 
     def open(self) -> None:
-        """Let it go on."""
+        """Let the handler continue."""
         self._open.set()
 
 
@@ -109,7 +109,7 @@ class Depot:
             self.on_record(tx, r)
 
     def pipeline(self, **options: Any) -> Pipeline:
-        """Parks what fails, at the first try."""
+        """Dead-letters what fails, at the first attempt."""
         given = {"value": Bytes(), "handle": self.book, "on_poison": "dead_letter", "retry": Retry(attempts=1)}
         return Pipeline(self.group, topics=self.topic, **{**given, **options})
 
@@ -118,7 +118,7 @@ class Depot:
         return process(self.pipeline(**options), self.engine, records, schema=self.schema)
 
     def park(self, *records: RawRecord, **options: Any) -> list[DeadLetter]:
-        """Apply records of which some are bad; returns the open letters."""
+        """Apply records of which some are bad; returns the open dead letters."""
         self.process(records, **options)
         return self.open()
 
@@ -142,15 +142,15 @@ class Depot:
         return Ledger(self.engine, self.group, schema=self.schema)
 
     def letters(self) -> list[DeadLetter]:
-        """All letters, whatever became of them."""
+        """All dead letters, in every state."""
         return list(self.redrive().list(EVERY))
 
     def open(self) -> list[DeadLetter]:
-        """The letters that wait for a decision."""
+        """The open dead letters."""
         return list(self.redrive().list())
 
     def states(self, partition: int = 0) -> dict[int, str]:
-        """The state of each letter of a partition, by its offset."""
+        """The state of each dead letter of a partition, by its offset."""
         return {one.offset: one.state.value for one in self.letters() if one.partition == partition}
 
     def applied(self, partition: int = 0) -> list[int]:

@@ -70,7 +70,7 @@ def links(text: str) -> Iterator[str]:
 
 
 def section(text: str, heading: str) -> str:
-    """What stands below this heading, up to the next one of its own or a higher level."""
+    """The text below this heading, up to the next one of its own or a higher level."""
     start = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
     assert start is not None, f"there is no heading {heading!r}"
     rest = text[start.end() :]

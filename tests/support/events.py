@@ -112,11 +112,11 @@ class Gate:
             raise AssertionError("nobody opened the gate")
 
     def wait(self, timeout: float = SECONDS) -> None:
-        """Until the worker stands at the gate."""
+        """Until the worker waits at the gate."""
         assert self._reached.wait(timeout), f"the worker did not reach {self._kind} within {timeout} s"
 
     def open(self) -> None:
-        """Let the worker go on."""
+        """Let the worker continue."""
         self._opened.set()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """An export in a process of its own, to be killed: ``Exporter`` on this side, ``main`` on the other.
 
-It stands still where it is told to, and prints a line when it does.
+It stops at the chosen place, and prints a line when it does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLACES = ("planned", "in a file", "a file", "its row", "second file")
 
 
 class Exporter(JobProcess):
-    """One process, which stands still at one of ``PLACES`` (or at ``table``: behind the Delta table's commit)."""
+    """One process, which waits at one of ``PLACES`` (or at ``table``: after the Delta table's commit)."""
 
     def __init__(self, vault: Vault, at: str, **options: Any) -> None:
         group = options.pop("group", vault.group)

@@ -1,4 +1,4 @@
-"""What tests of handlers in a reload stand on: a ledger of accounts that a handler keeps, and the same code mended.
+"""Support for tests of handlers in a reload: a ledger of accounts that a handler keeps, and that code, fixed.
 
 A record is the shop's: ``id`` is the account, ``amount`` what is booked. The handler writes ``bookings``, a row per
 record, and ``totals``, a sum per account; version 2 doubles what version 1 booked.
@@ -72,7 +72,7 @@ def by_core(schema: str | None, version: int) -> Handle:
 
 
 def by_hand(schema: str, version: int) -> Handle:
-    """psycopg's own cursor; ``schema`` stands in front of every name: ``""``, or ``live.``."""
+    """psycopg's own cursor; ``schema`` is put before every name: ``""``, or ``live.``."""
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         driver: Any = tx.connection.driver_connection
@@ -90,7 +90,7 @@ def by_hand(schema: str, version: int) -> Handle:
 
 
 def booked(records: Sequence[tuple[str, str | None]], by: int = 1) -> tuple[list[Any], list[Any]]:
-    """Both tables, as they are behind these records of one partition: without numbers, and the sums."""
+    """Both tables, as they are after these records of one partition: without numbers, and the sums."""
     rows: list[Any] = []
     sums: dict[int, tuple[int, int]] = {}
     for offset, (_, value) in enumerate(records):

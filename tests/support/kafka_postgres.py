@@ -1,4 +1,4 @@
-"""Kafka, Postgres, a group, a book, and workers between them: what a test of a worker stands on.
+"""Kafka, Postgres, a group, a book, and workers between them: support for tests of a worker.
 
 Use it through the fixture ``scene`` (the shared servers), or ``scene_on(postgres=…, kafka=…)`` for servers that the
 test may break.
@@ -145,11 +145,11 @@ class Scene:
         return {row.partition: row.next_offset for row in self.ledger.read()}
 
     def wait_for_position(self, topic: str, offset: int, partition: int = 0, timeout: float = SECONDS) -> None:
-        """Wait until the ledger stands there."""
+        """Wait until the ledger has this position."""
         self.wait(lambda: self.positions().get(Partition(topic, partition)) == offset, timeout)
 
     def wait_until_caught_up(self, topic: str, stored: Stored, timeout: float = SECONDS) -> None:
-        """Wait until the ledger stands behind the last of these records in every partition."""
+        """Wait until each position is after the last of these records."""
         wanted = {Partition(topic, number): end for number, end in ends(stored).items()}
         self.wait(lambda: wanted.items() <= self.positions().items(), timeout)
 
@@ -165,7 +165,7 @@ class Scene:
         return UUID(int=(high % 2**64 << 64) | low % 2**64)
 
     def wait(self, there: Callable[[], bool], timeout: float = SECONDS) -> None:
-        """For what nobody announces: look again and again."""
+        """Poll for a condition that no event announces."""
         deadline, pause = monotonic() + timeout, threading.Event()
         while not there():
             assert monotonic() < deadline, f"not within {timeout} s; the ledger stands at {self.positions()}"

@@ -102,7 +102,7 @@ class Desk:
             return list(tx.execute(query, execution_options=in_schema(self.ledger.schema)))
 
     def exactly(self, ends: Mapping[int, int]) -> None:
-        """Each partition stands there, and each record before it was written once: none lost, none twice."""
+        """Each partition has this position, and each record before it was written once: none lost, none twice."""
         with self.ledger.engine.connect() as tx:
             query = select(applied.c.partition, applied.c.record).order_by(applied.c.partition, applied.c.record)
             rows = tx.execute(query, execution_options=in_schema(self.ledger.schema))
@@ -134,6 +134,6 @@ def waits_for_lock(engine: Engine, name: str) -> bool:
 
 
 def wait_until_blocked(engine: Engine, by: int) -> int:
-    """Until somebody waits for a lock of this backend; returns who."""
+    """Until a session waits for a lock of this backend; returns its pid."""
     query = "SELECT coalesce(min(pid), 0) FROM pg_stat_activity WHERE :by = ANY(pg_blocking_pids(pid))"
     return int(until(lambda: scalar(engine, query, by=by), f"a session that waits for {by}"))

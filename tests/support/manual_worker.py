@@ -32,7 +32,7 @@ def rival(scene: Scene, **options: Any) -> Ledger:
 
 
 def seize(scene: Scene, by: Ledger, topic: str, *numbers: int) -> None:
-    """Claim partitions behind Kafka's back, under the ids that the rows have."""
+    """Claim partitions that Kafka has not assigned, under the ids that the rows have."""
     stored = {row.partition: row for row in by.read()}
     wanted = [Partition(topic, n) for n in numbers]
     cluster = scalar(scene.engine, f"SELECT cluster_id FROM {scene.schema}.consumer_group")

@@ -92,7 +92,7 @@ class PostgresProxy(Proxy):
 
         What psycopg raises is the same in all four cases, out of ``commit()`` or ``execute()``:
         ``psycopg.OperationalError`` with ``sqlstate`` None ("server closed the connection unexpectedly"), and
-        ``connection.broken`` is true. So nothing tells a COMMIT that took effect from one that did not.
+        ``connection.broken`` is true. So a COMMIT that took effect looks like one that did not.
         SQLAlchemy wraps it as ``sqlalchemy.exc.OperationalError`` with ``connection_invalidated`` true.
         """
         self._call(self._arm, _Fault(when, text, skip))
@@ -132,7 +132,7 @@ class PostgresProxy(Proxy):
 
     def _happened(self, fault: _Fault) -> None:
         self.counts[fault.when] += 1
-        self.loop.call_soon(self.fired.set)  # behind the closing of sockets, which waits in the same queue
+        self.loop.call_soon(self.fired.set)  # after the closing of sockets, which waits in the same queue
 
     def _committed(self, link: PostgresLink, fault: _Fault, answer: str) -> bool:
         if answer == "COMMIT":
@@ -201,7 +201,7 @@ class PostgresLink(Link):
             if sql is None or not self._postgres.meet(self, sql, piece):
                 self.send_server(piece.raw)
             if self.dropped or self.held is not None:
-                return  # what the client sent behind it is lost with the connection
+                return  # what the client sent after it is lost with the connection
 
     def from_server(self, data: bytes) -> None:
         for piece in self._backend.feed(data):
@@ -218,7 +218,7 @@ class PostgresLink(Link):
         self._backend.wanted, self._answered = b"", None
 
     def hold(self, held: bytes) -> None:
-        """Reset the client only; the server goes on waiting for it."""
+        """Reset the client only; the server continues to wait for it."""
         self.held = held
         self.client.reset()
 

@@ -27,7 +27,7 @@ class JobProcess(ChildProcess):
         super().__init__(Forked(script, given))
 
     def kill_where_it_waits(self) -> None:
-        """SIGKILL once it stands there."""
+        """SIGKILL once it waits there."""
         stands = self.reaches("standing")
         self.close()
         assert stands, self.errors

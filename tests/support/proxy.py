@@ -22,9 +22,9 @@ HOST: Final = "127.0.0.1"
 
 
 class Proxy:
-    """Forwards a free loopback ``port`` to the upstream until told to misbehave; for tests and benchmarks.
+    """Forwards a free loopback ``port`` to the upstream until a method injects a fault; for tests and benchmarks.
 
-    ``counts`` tells what happened: ``connected``, ``cut``, ``unreachable`` (the upstream could not be reached, so
+    ``counts`` has what happened: ``connected``, ``cut``, ``unreachable`` (the upstream could not be reached, so
     the client was reset). Each method returns when its work is done and may be called from any thread. Leaving
     the ``with`` block resets what is open and raises ``RuntimeError`` if the proxy itself failed inside.
     """
@@ -139,7 +139,7 @@ class Proxy:
 
     async def _refuse(self) -> None:
         if self._listening is not None:
-            # Bound but not listening: the kernel refuses for us, and nobody else is given the port.
+            # Bound but not listening: the kernel refuses for us, and no other process gets the port.
             self._reserved = _bound(self.port)
             self._listening.close()
             self._listening = None
@@ -221,7 +221,7 @@ class Side(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._link.ended(self)
-        return True  # the other direction goes on
+        return True  # the other direction stays open
 
     def pause_writing(self) -> None:
         self._full = True

@@ -1,6 +1,6 @@
 """A log of good, transient, poison and killing records, drawn from a seed; and what must have become of each.
 
-The same in this process, where a death is an exception that nobody catches, and in processes of their own, which kill
+Runs in this process, where a crash is an exception that is not caught, and in processes of their own, which kill
 themselves: ``python tests/support/random_failures.py '{…}'`` runs one worker until it is done, or dead.
 """
 
@@ -23,7 +23,7 @@ from seekpoint import Append, Batch, Json, Ledger, Limits, Partition, Pipeline, 
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry
 from seekpoint.records import AnyRecord, Cause, State
 
-POISON: Mapping[str, Mapping[str, Cause]] = {  # cause by road
+POISON: Mapping[str, Mapping[str, Cause]] = {  # cause by way of writing
     "undecodable": dict.fromkeys(("handler", "sink", "both"), Cause.DECODE),
     "refused": dict.fromkeys(("handler", "sink", "both"), Cause.DATABASE),
     "named": {"handler": Cause.POISON, "sink": Cause.ROW, "both": Cause.POISON},
@@ -93,7 +93,7 @@ class Mixture:
 
     @property
     def ends(self) -> dict[int, int]:
-        """Behind the last record of each partition."""
+        """The offset after the last record of each partition."""
         return {p: len(records) for p, records in self.log.items()}
 
     def values(self, partition: int) -> list[tuple[str | None, bytes]]:
@@ -103,7 +103,7 @@ class Mixture:
         ]
 
     def pipeline(self, where: Mapping[str, Any], death: Callable[[], NoReturn], chance: random.Random) -> Pipeline:
-        """Writes every record into ``rows`` (and into ``rows_too`` on the road ``both``)."""
+        """Writes every record into ``rows`` (and into ``rows_too`` where ``road`` is ``both``)."""
         act = partial(_act, death=death, chance=chance)
         schema = where["schema"]
 
@@ -202,7 +202,7 @@ def live(
     return life
 
 
-# -- the judge --------------------------------------------------------------------------------------------------
+# -- the check --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -242,7 +242,7 @@ class Found:
             return found
 
     def judge(self, mixture: Mixture, deaths: int) -> None:
-        """Applied + parked + held + skipped (+ passed by hand) = offsets passed, each once, in order, keys too."""
+        """Each record is applied, a dead letter, or passed by an operator, once; rows are in order, also per key."""
         assert self.positions == mixture.ends, "everything is passed"
         log = {(p, o): one for p, records in mixture.log.items() for o, one in enumerate(records)}
         ended, wanted = Counter([*self.rows, *self.letters, *self.passed]), Counter(list(log))
@@ -277,7 +277,7 @@ class Found:
             assert deaths >= 2, f"{kind} at {at} stopped its partition after {deaths} deaths"
 
     def _judge_keys(self, log: Mapping[tuple[int, int], tuple[str, str | None]]) -> None:
-        """No record is applied behind an open letter of its key, and none is held that is not behind one."""
+        """No record is applied after an open dead letter of its key, and only records after one are blocked."""
         dead: set[tuple[int, str]] = set()
         for (p, o), (_, key) in sorted(log.items()):
             if key is None:

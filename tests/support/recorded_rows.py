@@ -52,7 +52,7 @@ class Book:
         )
 
     def enter(self, tx: Connection, batch: Batch[str, Any]) -> None:
-        """The same by a handler, with the transaction's connection."""
+        """Write the records by a handler, with the transaction's connection."""
         rows = [{"topic": r.topic, "partition": r.partition, "offset": r.offset, "value": r.value} for r in batch]
         if rows:
             tx.execute(insert(self.table), rows)
@@ -101,7 +101,7 @@ class Stream(Background):
         self._topic, self._partitions, self._pause = topic, partitions, 10 / rate
         self._refused: list[KafkaError] = []
         self.stored: list[tuple[int, int]] = []
-        self._unplaced = 0  # acknowledged as duplicates of a batch sent before: where they are, nobody says
+        self._unplaced = 0  # acknowledged as duplicates of a batch sent before; their offsets are unknown
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
@@ -134,7 +134,7 @@ class Stream(Background):
 
 
 def ends(stored: Stored) -> dict[int, int]:
-    """Behind the last record of each partition."""
+    """The offset after the last record of each partition."""
     found: dict[int, int] = {}
     for partition, offset in stored:
         found[partition] = max(found.get(partition, 0), offset + 1)

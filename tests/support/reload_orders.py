@@ -1,4 +1,4 @@
-"""What tests of a reload stand on: orders in a topic, a worker that keeps them in tables, and the same code mended.
+"""Support for tests of a reload: orders in a topic, a worker that keeps them in tables, and that code, fixed.
 
 A record is ``{"id": 7, "amount": 3, "at": 12}``; ``None`` with the key ``{"id": 7}`` deletes. The worker of version 1
 doubles nothing; version 2 doubles every amount.
@@ -157,7 +157,7 @@ class Shop:
         worker.stop()
 
     def reload(self, pipelines: Sequence[Pipeline] = (), **options: Any) -> Reload:
-        """A reload that nothing but its subject refuses: bounds are wide where a test does not give them."""
+        """A reload that only the test's subject can refuse: bounds are wide where a test does not give them."""
         version = options.pop("version", 2)
         options = {"max_wait": 60.0, "max_deletes": 1.0} | options
         return Reload(
@@ -203,7 +203,7 @@ class Shop:
 
 
 def doubled(records: Sequence[tuple[str, str | None]], by: int = 2) -> list[tuple[int, int, int]]:
-    """What version 2's table holds behind these records."""
+    """What version 2's table holds after these records."""
     table: dict[int, tuple[int, int, int]] = {}
     for key, value in records:
         id_: int = json.loads(key)["id"]

@@ -1,6 +1,6 @@
 """A reload in a process of its own, to be killed: ``Reloader`` on this side, ``main`` on the other.
 
-It stands still, its transaction open, where it is told to: at the first step of a state, or at the turn to one, or
+It waits, its transaction open, at the chosen place: at the first step of a state, at the transition to one, or
 where its handler comes to an offset; and prints a line when it does.
 """
 
@@ -30,7 +30,7 @@ class Reloader(JobProcess):
 
 
 def bookkeeping(what: dict[str, Any]) -> Pipeline:
-    """The books' pipeline, whose handler stands still behind the records up to an offset."""
+    """The books' pipeline, whose handler waits after the records up to an offset."""
     handle, schema = by_core(what["schema"], 2), what["schema"]
 
     def standing(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -49,7 +49,7 @@ def bookkeeping(what: dict[str, Any]) -> Pipeline:
 
 
 def main(what: dict[str, Any]) -> None:
-    """Drive the run to its end, or to where it is to stand."""
+    """Drive the run to its end, or to the place at which it is to wait."""
     engine = create_engine(what["url"])
     if what.get("handled"):
         made = bookkeeping(what)

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, event
 
-ANSWERS = ("ReadyForQuery", "CopyInResponse", "CopyOutResponse")  # what a client waits for before it goes on
+ANSWERS = ("ReadyForQuery", "CopyInResponse", "CopyOutResponse")  # what a client waits for before it continues
 
 
 @contextmanager

@@ -17,7 +17,7 @@ TYPES = descriptor_pb2.FieldDescriptorProto
 
 
 class SchemaRegistry:
-    """Schemas by id, behind a port of its own; ``answer`` is (status, body) for every question, None for the truth."""
+    """Schemas by id, on a port of its own; ``answer`` is (status, body) for every question, None for the truth."""
 
     def __init__(self) -> None:
         self.schemas: list[dict[str, Any]] = []

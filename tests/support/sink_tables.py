@@ -85,7 +85,7 @@ class Order(msgspec.Struct):
 
 
 class Ground:
-    """Tables, what they hold, and where the ledger stands."""
+    """Tables, what they hold, and the ledger's positions."""
 
     def __init__(self, engine: Engine, schema: str) -> None:
         self.engine, self.schema = engine, schema
@@ -126,7 +126,7 @@ class Ground:
         return process(pipeline, self.engine, records, schema=self.schema, observe=observe)
 
     def positions(self, pipeline: Pipeline) -> dict[Partition, int]:
-        """Where the group stands."""
+        """The group's positions."""
         positions = Ledger(self.engine, pipeline.group, schema=self.schema).read()
         return {position.partition: position.next_offset for position in positions}
 
@@ -143,7 +143,7 @@ def orders(*values: bytes | None, partition: int = 0, start: int = 0) -> list[Ra
 
 
 def stopped_at(done: Processed, partition: int, offset: int) -> PartitionStopped:
-    """The stop of this partition; fails unless it stands at this offset and says so, with something to choose."""
+    """The stop of this partition; fails unless it is at this offset and its message has that and the choices."""
     stop = done.stopped[Partition(TOPIC, partition)]
     assert stop.offset == offset
     assert str(stop).startswith(f"{TOPIC}/{partition} stopped at offset {offset}: ")

@@ -1,7 +1,7 @@
 """The load and the checks: a producer that remembers, a reader that reads all the time, and the table from the records.
 
 Keys belong to one partition, so what the table holds at any two offsets is the sum of what two logs hold there: each
-single read is judged, exactly, by the offsets that it saw.
+single read is checked exactly, by the offsets that it saw.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAUSE = 0.02
 
 @dataclass
 class Log:
-    """What was produced to one partition, and what the table holds of it behind each record."""
+    """What was produced to one partition, and what the table holds of it after each record."""
 
     records: list[tuple[int, int | None, int]] = field(default_factory=list)  # id, amount (None: a tombstone), at
     counts: list[int] = field(default_factory=lambda: [0])

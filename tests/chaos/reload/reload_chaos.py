@@ -55,7 +55,7 @@ class Plan:
 
 
 def draw_schedule(seed: int, rounds: int, stagers: Sequence[str] = STAGERS) -> list[Plan]:
-    """The rounds: every strategy about as often as the others, in any order; stagers take turns."""
+    """The rounds: every strategy about as often as the others, in any order; stagers alternate."""
     chance = Random(seed)
     drawn: list[str] = []
     while len(drawn) < rounds:
@@ -236,7 +236,7 @@ class ReloadChaos:
             threading.Event().wait(chance.uniform(0.1, 0.8))
             try:
                 kill()
-            except Exception as error:  # noqa: BLE001 -- told at the end, as what is wrong
+            except Exception as error:  # noqa: BLE001 -- reported at the end, as a finding
                 self.counts.findings.append(f"{type(error).__name__}: {error}")
 
     def _kill_worker(self, what: str, pool: list[ChildProcess], at: int, version: int) -> None:

@@ -1,4 +1,4 @@
-"""The judges: a sampler that looks at snapshots while faults happen, and the account at the end of each round.
+"""The checks: a sampler that looks at snapshots while faults happen, and the account at the end of each round.
 
 They read the database directly, never through a proxy, and share no code with the library.
 """
@@ -17,7 +17,7 @@ from support.background import Background
 TABLE = "chaos_results"
 ACCOUNTED = "chaos_accounted"  # a view: the table's rows, and the dead letters
 
-# One snapshot: where the ledger stands, and what was applied or parked, for each partition.
+# One snapshot: the position of each partition, and what was applied or dead-lettered in it.
 SNAPSHOT = """
 SELECT o.partition, o.next_offset, count(r."offset"), count(DISTINCT r."offset"), min(r."offset"), max(r."offset")
 FROM seekpoint.partition_offset o
@@ -54,8 +54,8 @@ class Sampler(Background):
     """Checks the prefix in one read-only snapshot after the other, for the length of a ``with`` block (O2).
 
     In every snapshot, for each partition, the rows are exactly the offsets from ``base`` (where the round began)
-    up to the ledger's position. ``may_fall``: whether a position may go back in this round (O4). ``alarm`` is told
-    of every violation.
+    up to the ledger's position. ``may_fall``: whether a position may go back in this round (O4). ``alarm`` is called
+    with every violation.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Sampler(Background):
             self.news.notify_all()
 
     def wait_for(self, ends: Mapping[int, int], seconds: float) -> bool:
-        """Wait until the ledger stands at these positions; False at the deadline."""
+        """Wait until the ledger has these positions; False at the deadline."""
         with self.news:
             return self.news.wait_for(lambda: self.positions == dict(ends), seconds)
 
@@ -130,7 +130,7 @@ class Account:
 
 
 def positions(connection: psycopg.Connection[Any], topic: str) -> dict[int, int]:
-    """Where the ledger stands."""
+    """The ledger's position of each partition."""
     asked = "SELECT partition, next_offset FROM seekpoint.partition_offset WHERE topic = %s"
     return dict(connection.execute(asked, [topic]).fetchall())
 

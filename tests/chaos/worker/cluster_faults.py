@@ -39,7 +39,7 @@ def _killed(context: FaultContext, server: PostgresServer | KafkaServer, trouble
 
 
 def postgres_killed_async(context: FaultContext, fault: Fault) -> Injected | None:
-    """The same without synchronous commit, right behind a COMMIT: rows and offsets are lost together."""
+    """Kill Postgres right after a COMMIT without synchronous commit: rows and offsets are lost together."""
     log = context.log
     log.wait("Committed", since=log.mark())
     injected = postgres_killed(context, fault)
@@ -92,7 +92,7 @@ def join(context: FaultContext, fault: Fault) -> Injected:
 
 
 def leave(context: FaultContext, fault: Fault) -> Injected:
-    """A worker is told to end: it drains, and the others take over without waiting for a session to expire."""
+    """A worker is asked to end: it drains, and the others take over without waiting for a session to expire."""
     victim, mark = context.pool.victim(fault.victim), context.log.mark()
     at, held = monotonic(), frozenset(victim.active)
     _drained(context, victim.name)
@@ -117,7 +117,7 @@ def _drained(context: FaultContext, name: str) -> None:
 
 
 def storm(context: FaultContext, fault: Fault) -> Injected:
-    """Blow upon fault_kind without waiting for anything to heal: kills, stops, cut wires, ended sessions."""
+    """Inject process faults in a row, without waiting for recovery: kills, stops, cut wires, ended sessions."""
     chance, mark, at = random.Random(fault.amount), context.log.mark(), monotonic()
     for fault_kind in chance.choices(("kill", "stop", "cut", "terminate", "thaw"), k=STORM):
         victim = context.pool.victim(chance.randrange(WORKERS))
@@ -150,7 +150,7 @@ def _thaw_all(context: FaultContext) -> None:
 
 
 def rewind(context: FaultContext, fault: Fault) -> Injected:
-    """Back by some records under a running worker, the rows behind the new position deleted with it."""
+    """Rewind a running worker by some records, and delete the rows after the new position with it."""
     log, owner = context.log, context.pool.victim(fault.victim)
     number = min(owner.active)
     topic, ledger = context.environment.topic, _ledger(context)

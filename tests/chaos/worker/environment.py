@@ -120,7 +120,7 @@ class Environment:
                 pause.wait(0.1)
 
     def settle(self, ends: Mapping[int, int]) -> None:
-        """The rows were judged: begin the next round with an empty table and short logs."""
+        """The rows were checked: begin the next round with an empty table and short logs."""
         with self.connect() as connection:
             connection.execute(f"TRUNCATE {TABLE}; DELETE FROM seekpoint.dead_letter")
         self.base = dict(ends)

@@ -17,7 +17,7 @@ TICK = 0.01  # seconds between portions
 class Load(Background):
     """Produces on a thread of its own for the length of a ``with`` block; afterwards every record is delivered.
 
-    ``applied`` tells how many records of the topic the ledger has passed; the load keeps at most ``BACKLOG`` ahead.
+    ``applied`` returns how many records of the topic the ledger has passed; the load keeps at most ``BACKLOG`` ahead.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, portion: int, applied: Callable[[], int]) -> None:
@@ -27,7 +27,7 @@ class Load(Background):
         )
         self._topic, self._partitions, self._portion, self._applied = topic, partitions, portion, applied
         self._sent = 0
-        self.delivered: dict[int, int] = dict.fromkeys(range(partitions), 0)  # behind the last acknowledged record
+        self.delivered: dict[int, int] = dict.fromkeys(range(partitions), 0)  # after the last acknowledged record
         self.error: str | None = None
 
     def __enter__(self) -> Self:

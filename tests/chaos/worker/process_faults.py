@@ -62,7 +62,7 @@ def zombie_before_writing(context: FaultContext, fault: Fault) -> Injected:
 
 
 def zombie_in_transaction(context: FaultContext, fault: Fault) -> Injected:
-    """Stopped inside its open transaction, the rows locked: the transaction is ended, others go on."""
+    """Stopped inside its open transaction, the rows locked: the transaction is ended, other workers continue."""
     victim, injected = _stopped(context, fault)
     context.taken_over(injected.partitions, of=victim, since=injected.mark)
     mark = context.log.mark()
@@ -186,7 +186,7 @@ def link_frozen(context: FaultContext, fault: Fault) -> Injected:
 
 
 def backend_terminated(context: FaultContext, fault: Fault) -> Injected:
-    """Somebody calls pg_terminate_backend for the worker's session, in its open transaction."""
+    """End the worker's session by pg_terminate_backend, in its open transaction."""
     victim = context.pool.victim(fault.victim)
     injected = _waiting(context, victim, fault.step, fault.nth)
     pid = _backend(context, victim)

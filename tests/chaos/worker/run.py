@@ -76,7 +76,7 @@ def play(environment: Environment, round_: Round, report: Report) -> str:
 def _under_load(
     environment: Environment, pool: WorkerPool, sampler: Sampler, round_: Round, report: Report
 ) -> tuple[list[str], dict[int, int]]:
-    """The faults, while records keep coming; returns when the ledger stands where the log ends, which is there."""
+    """The faults, while records keep coming; returns the end offsets once the ledger's positions have reached them."""
     outcomes = []
     bootstrap, partitions = environment.pair.kafka.bootstrap, len(environment.base)
     with Load(bootstrap, environment.topic, partitions, round_.portion, lambda: sampler.applied) as load:

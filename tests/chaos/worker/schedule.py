@@ -89,7 +89,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Round:
-    """Some faults, one after the other, under one load; the oracles judge at its end."""
+    """Some faults, one after the other, under one load; the rows are checked at its end."""
 
     number: int
     pool: PoolPlan

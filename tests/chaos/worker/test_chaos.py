@@ -1,4 +1,4 @@
-"""A short chaos run in the suite: one fault of each family, and the judges' own test."""
+"""A short chaos run in the suite: one fault of each family, and a test of the checks themselves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_schedule_holds_every_kind_and_is_the_same_for_the_same_seed(rounds: i
         assert not (needs_async and round_.pool.durable)
 
 
-def test_the_judge_sees_what_is_lost_twice_strange_and_out_of_order(seekpoint_dsn: str) -> None:
+def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_dsn: str) -> None:
     dsn = seekpoint_dsn.replace("postgresql+psycopg://", "postgresql://")
     with psycopg.connect(dsn) as connection:
         connection.execute(

@@ -133,7 +133,7 @@ def test_a_connection_keeps_its_transaction(engine: Engine) -> None:
     assert at(engine) == schema.HEAD
 
 
-def test_a_failed_upgrade_leaves_no_tables(engine: Engine) -> None:
+def test_a_failed_upgrade_leaves_none_of_its_tables(engine: Engine) -> None:
     execute(engine, "CREATE SCHEMA seekpoint")
     execute(engine, "CREATE TABLE seekpoint.admin_action ()")
     with pytest.raises(Exception, match="admin_action"):

@@ -177,7 +177,7 @@ def test_keys_that_only_the_old_code_touched_are_found(shop: Shop) -> None:
 
 @pytest.mark.parametrize("by", [1, 2])
 def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> None:
-    """Deleted after the difference, whether their rows are in it (``by`` 2) or not. No record of the log names them."""
+    """The tombstones come after the difference, which has these rows (``by`` 2) or not. The new code ignores them."""
 
     class Keeping(Upsert):
         def rows(self, record: Any) -> Any:

@@ -264,7 +264,7 @@ def test_snapshots_that_may_not_be_seen_are_waited_for(shop: Shop, roles: tuple[
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_an_aborted_run_leaves_no_tables(enabled: Shop, attached: bool) -> None:
+def test_an_aborted_run_leaves_none_of_its_tables(enabled: Shop, attached: bool) -> None:
     reload, driver = started(enabled.reload(), strategy="generation")
     with _attached(enabled, reload, driver) if attached else diffed(reload, driver=driver):
         assert len(tables(enabled)) == 4

@@ -57,7 +57,7 @@ class Runs:
             row = tx.execute(sql.TAKE_OVER, its_run=id, driver_name=storable(driver or this_driver())).one_or_none()
             if row is None:
                 run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
-                raise ReloadOver(f"reload {id} is {how_it_ended(run)}: open another one")
+                raise ReloadOver(f"run {id} is {how_it_ended(run)}: open another one")
             return Driver(self.engine, self.schema, run_of(row), self.limits)
 
     def abort(self, id: UUID, reason: str) -> Run:  # noqa: A002
@@ -70,7 +70,7 @@ class Runs:
             closed = tx.execute(sql.CLOSE, its_run=id, to_state="aborted", its_error=storable(reason)).one_or_none()
             if closed is None:
                 run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
-                raise ReloadOver(f"reload {id} is {how_it_ended(run)}")
+                raise ReloadOver(f"run {id} is {how_it_ended(run)}")
             let_go(tx.connection, self.schema, id, closed.groups, reason)
         self.drop(id)
         return self.get(id)
@@ -79,7 +79,7 @@ class Runs:
         """Drop what an ended run has left; returns whether all is dropped. Raises ReloadOver for one that is open."""
         run = self.get(id)
         if run.is_open:
-            raise ReloadOver(f"reload {id} is {run.state}: abort it, or bring it to its end")
+            raise ReloadOver(f"run {id} is {run.state}: abort it, or bring it to its end")
         return run.swept or sweep(self.engine, self.schema, run)
 
     def sweep(self, gone_after: timedelta = timedelta(days=1)) -> Sequence[UUID]:
@@ -108,7 +108,7 @@ class Runs:
 
     def _known(self, id: UUID, row: Row[Any] | None) -> Run:  # noqa: A002
         if row is None:
-            raise ConfigError(f"there is no reload {id} in schema {self.schema!r}: check id and schema")
+            raise ConfigError(f"there is no run {id} in schema {self.schema!r}: check id and schema")
         return run_of(row)
 
 

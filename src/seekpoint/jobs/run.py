@@ -273,17 +273,17 @@ class Driver:
 
     def _admit(self, row: Row[Any] | None, states: Collection[str]) -> None:
         if row is None:
-            raise ReloadOver(f"there is no reload {self.run.id} any more")
+            raise ReloadOver(f"there is no run {self.run.id} any more")
         now = run_of(row)
         if now.driver_epoch != self.epoch:
             raise ReloadOver(
-                f"reload {now.id} was taken over by {now.driver} (driver epoch {now.driver_epoch}, this one has "
+                f"run {now.id} was taken over by {now.driver} (driver epoch {now.driver_epoch}, this one has "
                 f"{self.epoch}): leave it to that driver, or take it again"
             )
         if not now.is_open:
-            raise ReloadOver(f"reload {now.id} is {how_it_ended(now)}")
+            raise ReloadOver(f"run {now.id} is {how_it_ended(now)}")
         if now.state not in states:
-            raise ReloadOver(f"reload {now.id} is {now.state}, and this step follows {' or '.join(states)}")
+            raise ReloadOver(f"run {now.id} is {now.state}, and this step follows {' or '.join(states)}")
         self.run = now
 
     def transition(self, tx: Tx, state: str) -> None:

@@ -120,7 +120,7 @@ def test_a_run_that_fails_says_why_and_is_on_record(terminal: Terminal, shop: Sh
     ("options", "said"),
     [
         (["--spark-conf", "a=b"], "--spark-conf is for a Spark session: give --spark, too"),
-        (["--resume", str(uuid4())], "there is no reload "),
+        (["--resume", str(uuid4())], "there is no run "),
         (["--strategy", "truncate"], "Invalid value for '--strategy'"),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_run_is_resumed(terminal: Terminal, shop: Shop) -> None:
     terminal.job("reload", "run", "--resume", str(run))
     assert shop.rows() == doubled(FIRST + later)
     over = terminal.job("reload", "run", "--resume", str(run), exits=1)
-    assert f"reload {run} is cut over: open another one" in over.stderr
+    assert f"run {run} is cut over: open another one" in over.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -287,7 +287,7 @@ def test_abort_ends_a_run_once(terminal: Terminal, shop: Shop) -> None:
     assert terminal.look("reload", "abort", run, "--reason", "wrong code")["state"] == "aborted"
     assert shop.schemas() == []
     again = terminal.run("reload", "abort", run, "--reason", "again", *terminal.ledger, exits=1)
-    assert f"reload {run} is aborted: wrong code" in again.stderr
+    assert f"run {run} is aborted: wrong code" in again.stderr
     said = terminal.run("reload", "status", run, *terminal.ledger).stdout
     assert "begin again: seekpoint reload run MODULE:NAME" in said
     assert "error     wrong code" in said

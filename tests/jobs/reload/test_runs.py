@@ -209,7 +209,7 @@ def test_an_aborted_run_leaves_nothing_and_changes_nothing(full: Shop) -> None:
         driver.heartbeat()
     with pytest.raises(ReloadOver, match="aborted: changed our mind"):
         reload.runs.abort(driver.run.id, "again")
-    with pytest.raises(ConfigError, match="there is no reload"):
+    with pytest.raises(ConfigError, match="there is no run"):
         reload.runs.abort(uuid4(), "never was")
 
 

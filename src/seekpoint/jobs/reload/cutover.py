@@ -199,10 +199,10 @@ def took_effect(driver: Driver) -> bool:
 
     now = retried(settled)
     if now.driver_epoch != driver.epoch:
-        raise ReloadOver(f"reload {now.id} was taken over by {now.driver}")
+        raise ReloadOver(f"run {now.id} was taken over by {now.driver}")
     if now.state == "cut_over":
         driver.run = now
         return True
     if not now.is_open:
-        raise ReloadOver(f"reload {now.id} is {how_it_ended(now)}")
+        raise ReloadOver(f"run {now.id} is {how_it_ended(now)}")
     return False

@@ -194,7 +194,7 @@ def _attempt(
     now = tx.execute(sql.GET_RUN, its_run=run_id).one_or_none()
     if now is None or now.state != "staging":
         what = "gone" if now is None else now.state
-        raise ReloadOver(f"reload {run_id} is {what}: it takes no more ranges")
+        raise ReloadOver(f"run {run_id} is {what}: it takes no more ranges")
     found = targets(tx.connection, [PipelineSource("", pipeline)])
     staging = Staging(now.staging_schema)
     _require_the_runs(tx, run_of(now), pipeline, {target.name for target in found})
@@ -210,7 +210,7 @@ def _attempt(
     values = (run_id, attempt, pipeline.group, *range_.partition, *counts)
     tx.execute(sql.INSERT_STAGED, [dict(zip(reload_staged.columns.keys(), values, strict=False))])
     if tx.execute(sql.GUARD, its_run=run_id).one_or_none() is None:
-        raise ReloadOver(f"reload {run_id} continued without this range while it was staged: nothing of it is kept")
+        raise ReloadOver(f"run {run_id} continued without this range while it was staged: nothing of it is kept")
     return Staged(attempt, pipeline.group, range_.partition, *counts)
 
 

@@ -95,7 +95,8 @@ def is_at(columns: Any, prefix: str = "") -> tuple[ColumnElement[bool], ...]:
 def lock_each(name: str, given: TableValuedAlias, *conditions: ColumnElement[bool]) -> LateralFromClause:
     """The row of each given partition, locked, where the conditions are met.
 
-    A lateral lock per row keeps the plan a loop over the primary key whatever the statistics say.
+    A lateral lock per row keeps the plan a loop over the primary key, whatever the statistics say of a table of more
+    than a few pages; one of up to about 100 analyzed rows is read whole for each partition, which takes below 1 ms.
     """
     row: Select[Any] = select(literal_column("1").label("one")).where(*is_row_of(given), *conditions)
     return row.with_for_update(key_share=True).lateral(name)

@@ -381,7 +381,7 @@ def test_a_topic_that_was_recreated(
             if todo:
                 todo.pop()()
 
-        with pytest.raises((TopicRecreated, BatchRefused), match="anew"):
+        with pytest.raises((TopicRecreated, BatchRefused), match="created again"):
             batch(shop, progress=once).run()
         assert shop.rows() == []
     else:

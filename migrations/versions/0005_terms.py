@@ -1,6 +1,7 @@
 """Columns, states and actions are called by the terms of the glossary: token, reset, dead-lettered, blocked, crashed.
 
-The manifest of exports gets a checksum of each file; files that it has already have none.
+The manifest of exports gets a checksum of each file; files that it has already have none. A verify that was completed
+is a state of its own, `verified`.
 
 Stop the workers and jobs, migrate, start. Not additive: a worker of the version before ends at its next statement,
 which names a column that is no longer there, and writes nothing. Refused while a run of a reload or batch is open:
@@ -64,8 +65,9 @@ def upgrade() -> None:
             schema,
             letter_states="'dead_lettered', 'blocked'",
             action=("admin_action_reset_idx", "reset"),
-            run_states="'catching_up', 'compared'",
+            run_states="'catching_up', 'compared', 'verified'",
         )
+        _mark_verified(schema)
 
 
 def downgrade() -> None:
@@ -78,6 +80,7 @@ def downgrade() -> None:
             then="a file that is damaged afterwards may be read as other records, without an error",
             where="sha256 IS NOT NULL",
         )
+        _unmark_verified(schema)
         _without_conditions(schema, "admin_action_reset_idx")
         _rename(schema, "admin_action", "action", _reverse(_ACTIONS))
         _rename(schema, "dead_letter", "cause", _reverse(_CAUSES))
@@ -108,6 +111,37 @@ def _rename(schema: str, table: str, column: str, terms: Mapping[str, str]) -> N
             .values({column: sa.literal_column(f"'{new}'")})
             .where(rows.c[column] == sa.literal_column(f"'{old}'"))
         )
+
+
+_VERIFIED = ": nothing was to be published"  # ends the error text of a verify that was completed, before this revision
+
+
+def _mark_verified(schema: str) -> None:
+    """A verify that was completed is a state, and no error."""
+    runs = _runs(schema)
+    op.execute(
+        sa.update(runs)
+        .values(state=sa.literal_column("'verified'"), error=sa.null())
+        .where(
+            runs.c.strategy == sa.literal_column("'verify'"),
+            runs.c.state == sa.literal_column("'aborted'"),
+            sa.func.right(runs.c.error, sa.literal_column(str(len(_VERIFIED)))) == sa.literal_column(f"'{_VERIFIED}'"),
+        )
+    )
+
+
+def _unmark_verified(schema: str) -> None:
+    runs = _runs(schema)
+    op.execute(
+        sa.update(runs)
+        .values(state=sa.literal_column("'aborted'"), error=runs.c.reason.concat(sa.literal_column(f"'{_VERIFIED}'")))
+        .where(runs.c.state == sa.literal_column("'verified'"))
+    )
+
+
+def _runs(schema: str) -> sa.TableClause:
+    columns = [sa.column(name, sa.Text) for name in ("strategy", "state", "reason", "error")]
+    return sa.table("reload_run", *columns, schema=schema)
 
 
 def _without_conditions(schema: str, resets: str) -> None:

@@ -69,6 +69,7 @@ __all__ = [
     "refuse_losing",
     "refuse_open_runs",
     "rename_not_null",
+    "run_in_schema",
     "sql",
     "step",
     "upgrade",
@@ -200,11 +201,13 @@ def step(*, to: str | None, since: str | None) -> Iterator[str]:
     _record(schema, to, since)
 
 
-def refuse_losing(schema: str, table: str, *, what: str, then: str, where: str = "true") -> None:
+def refuse_losing(
+    schema: str, table: str, *, what: str, then: str, where: str = "true", named: str = "consumer_group"
+) -> None:
     """Refuse, in the SQL, to drop the rows of a ledger's table; for the scripts in ``migrations/versions`` alone.
 
-    ``what`` they are, and what would follow (``then``); ``where`` says which of them count. Groups that may be dropped
-    (see :func:`downgrade`) are left out.
+    ``what`` they are, and what would follow (``then``); ``where`` says which of them count, ``named`` is the column
+    with the group's name. Groups that may be dropped (see :func:`downgrade`) are left out.
     """
     context = op.get_context()
     name = _plain.identifier_preparer.format_table(Table(table, MetaData(), schema=schema))
@@ -214,11 +217,11 @@ DECLARE
     kept text;
 BEGIN
     LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE;
-    SELECT string_agg(quote_literal(consumer_group) || ' (' || n || ')', ', ' ORDER BY consumer_group) INTO kept
+    SELECT string_agg(quote_literal(of_group) || ' (' || n || ')', ', ' ORDER BY of_group) INTO kept
     FROM (
-        SELECT consumer_group, count(*) AS n FROM {name}
-        WHERE {where} AND consumer_group <> ALL (ARRAY[{groups}]::text[]) GROUP BY consumer_group
-    ) AS of_group;
+        SELECT {named} AS of_group, count(*) AS n FROM {name}
+        WHERE {where} AND {named} <> ALL (ARRAY[{groups}]::text[]) GROUP BY {named}
+    ) AS counted;
     IF kept IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = '{_REFUSED}', MESSAGE =
             {_literal(f"seekpoint: this downgrade would drop {what} of groups ")} || kept || {_literal(f": {then}")},
@@ -239,7 +242,7 @@ DECLARE
 BEGIN
     LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE;  -- none is opened meanwhile
     SELECT string_agg(CAST(id AS text), ', ' ORDER BY opened_at) INTO still_open FROM {name}
-    WHERE state NOT IN ('cut_over', 'aborted', 'failed');
+    WHERE state NOT IN ('verified', 'cut_over', 'aborted', 'failed');
     IF still_open IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = '{_REFUSED}',
             MESSAGE = 'seekpoint: the schema cannot be changed while a run is open: ' || still_open,
@@ -262,6 +265,12 @@ BEGIN
     END IF;
 END
 """)
+
+
+def run_in_schema(schema: str, statement: str) -> None:
+    """Run a statement with the schema's name in place of ``{schema}``; for ``migrations/versions`` alone."""
+    named = statement.replace("{schema}", _plain.identifier_preparer.quote(schema))
+    op.execute(text(named.replace(":", r"\:")))
 
 
 def _run_block(body: str) -> None:

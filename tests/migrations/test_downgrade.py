@@ -110,6 +110,35 @@ def test_checksums_of_exported_files_are_not_dropped_without_permission(engine: 
     assert at(engine) == "0004"
 
 
+def test_positions_of_forgotten_groups_are_not_dropped_without_permission(engine: Engine) -> None:
+    schema.upgrade(engine)
+    execute(engine, """INSERT INTO {s}.consumer_group (name, forgotten) VALUES ('g', '{{"positions": []}}')""")
+    with pytest.raises(ConfigError, match=r"positions of forgotten groups of groups 'g' \(1\): a worker"):
+        schema.downgrade(engine, to="0006")
+    schema.downgrade(engine, to="0006", drop=["g"])
+    assert at(engine) == "0006"
+
+
+@pytest.mark.parametrize(
+    ("error", "after"), [("look: nothing was to be published", "verified"), ("look: broken off", "aborted")]
+)
+def test_a_completed_verify_is_a_state_since_0005(engine: Engine, error: str, after: str) -> None:
+    schema.upgrade(engine, to="0004")
+    execute(
+        engine,
+        "INSERT INTO {s}.reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state, "
+        "driver_epoch, driver, staging_schema, actor, reason, error) VALUES (gen_random_uuid(), '{{g}}', '{{t}}', "
+        f"'verify', '{{{{p}}}}', '{{{{1}}}}', '{{{{1}}}}', 'aborted', 1, 'd', 's', 'a', 'look', '{error}')",
+    )
+    runs = text("SELECT state, error FROM seekpoint.reload_run")
+    schema.upgrade(engine, to="0005")
+    with engine.connect() as connection:
+        assert tuple(connection.execute(runs).one()) == (after, None if after == "verified" else error)
+    schema.downgrade(engine, to="0004")
+    with engine.connect() as connection:
+        assert tuple(connection.execute(runs).one()) == ("aborted", error)
+
+
 def test_permission_by_the_environment_for_a_name_of_any_characters(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

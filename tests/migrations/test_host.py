@@ -161,8 +161,8 @@ def positions(engine: Engine) -> list[object]:
 class TestOwnRevision:
     def test_what_is_written(self, host: Host) -> None:
         written = host.write_ledger_revision().read_text()
-        assert 'seekpoint.schema.upgrade(op, to="0005")' in written
-        assert 'seekpoint.schema.downgrade(op, to="base", since="0005")' in written
+        assert 'seekpoint.schema.upgrade(op, to="0010")' in written
+        assert 'seekpoint.schema.downgrade(op, to="base", since="0010")' in written
         assert "import seekpoint.schema" in written
         assert "down_revision = 'a1'" in written
 
@@ -225,12 +225,12 @@ class TestOwnRevision:
 
     def test_the_revision_must_name_where_it_goes(self, host: Host, engine: Engine) -> None:
         host.add("b2", "a1", "import seekpoint.schema; seekpoint.schema.upgrade(op)")
-        with pytest.raises(ConfigError, match=r'name the revision .* upgrade\(op, to="0005"\)'):
+        with pytest.raises(ConfigError, match=r'name the revision .* upgrade\(op, to="0010"\)'):
             host.run(command.upgrade, "head")
         assert made(engine, "crm") == set(), "the host's whole transaction was rolled back"
 
     def test_the_hosts_op_works_on_after_our_call(self, host: Host, engine: Engine) -> None:
-        call = 'import seekpoint.schema; seekpoint.schema.upgrade(op, to="0005")'
+        call = 'import seekpoint.schema; seekpoint.schema.upgrade(op, to="0010")'
         host.add("b2", "a1", f'{call}; op.execute("CREATE TABLE crm.after ()")')
         host.run(command.upgrade, "head")
         assert made(engine, "crm") == {"customer", "after"}
@@ -277,8 +277,8 @@ class TestSecondOwnRevision:
 
     def test_what_is_written(self, upgraded: Host) -> None:
         written = upgraded.write_ledger_revision("--since", "0001").read_text()
-        assert 'seekpoint.schema.upgrade(op, to="0005", since="0001")' in written
-        assert 'seekpoint.schema.downgrade(op, to="0001", since="0005")' in written
+        assert 'seekpoint.schema.upgrade(op, to="0010", since="0001")' in written
+        assert 'seekpoint.schema.downgrade(op, to="0001", since="0010")' in written
         assert "down_revision = 'b2'" in written
 
     def test_online(self, upgraded: Host, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ class TestVersionLocation:
         host.add_version_location()
         run_script(host.url, host.run(command.upgrade, "heads", sql=True))
         assert_complete(engine)
-        run_script(host.url, host.run(command.downgrade, "seekpoint@0005:seekpoint@base", sql=True))
+        run_script(host.url, host.run(command.downgrade, "seekpoint@0010:seekpoint@base", sql=True))
         assert made(engine) == set()
 
     @pytest.mark.parametrize("name", ["Ledger", 'we"ird'])
@@ -379,9 +379,9 @@ class TestVersionLocation:
         host.run(command.check)
         host.run(command.downgrade, "seekpoint@0001")
         assert (made(engine), positions(engine)) == (OURS - SINCE_0002, [5])
-        run_script(host.url, host.run(command.upgrade, "seekpoint@0001:seekpoint@0005", sql=True))
+        run_script(host.url, host.run(command.upgrade, "seekpoint@0001:seekpoint@0010", sql=True))
         assert_complete(engine)
-        run_script(host.url, host.run(command.downgrade, "seekpoint@0005:seekpoint@0001", sql=True))
+        run_script(host.url, host.run(command.downgrade, "seekpoint@0010:seekpoint@0001", sql=True))
         assert (made(engine), positions(engine)) == (OURS - SINCE_0002, [5])
         host.run(command.upgrade, "heads")
         assert_complete(engine)
@@ -389,7 +389,7 @@ class TestVersionLocation:
     def test_a_ledger_that_is_there_already_is_stamped(self, host: Host, engine: Engine) -> None:
         schema.upgrade(engine)
         host.add_version_location()
-        host.run(command.stamp, "seekpoint@0005")
+        host.run(command.stamp, "seekpoint@0010")
         host.run(command.upgrade, "heads")
         assert_complete(engine)
 

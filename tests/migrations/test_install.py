@@ -21,7 +21,10 @@ from seekpoint.errors import ConfigError, SchemaMismatch
 from seekpoint.ledger import tables
 from support.waiting import until
 
-SINCE_0004 = {"group_topic"}
+SINCE_0009 = {"reprocess_dead_letter", "reprocess_run"}
+SINCE_0008 = {"replay_request", *SINCE_0009}
+SINCE_0006 = {"position_sample", "worker", *SINCE_0008}
+SINCE_0004 = {"group_topic", *SINCE_0006}
 SINCE_0003 = {
     "export_manifest",
     "export_run",
@@ -170,7 +173,7 @@ def test_other_databases_and_targets_are_refused() -> None:
 
 
 def test_unknown_revisions_are_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001, 0002, 0003, 0004, 0005"):
+    with pytest.raises(ConfigError, match=r"no schema revision '9999', only base, 0001, .*, 0007, 0008, 0009, 0010"):
         schema.upgrade(engine, to="9999")
     with pytest.raises(ConfigError, match="no schema revision 'head'"):
         schema.sql(since="head")
@@ -180,7 +183,7 @@ def test_a_newer_ledger_is_neither_upgraded_nor_taken_down(engine: Engine) -> No
     schema.upgrade(engine)
     execute(engine, "UPDATE seekpoint.alembic_version SET version_num = '9999'")
     for attempt in (schema.upgrade, schema.downgrade):
-        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0005"):
+        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0010"):
             attempt(engine)
     assert made(engine) == OURS
 
@@ -312,7 +315,9 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     rows, file = kept(engine, name), file_of(engine, name)
     assert [len(each) for each in rows.values()] == [1, 1, 1, 100]
 
-    steps = {"0001": FIRST, "0002": OURS - SINCE_0003, "0003": OURS - SINCE_0004, "0004": OURS, schema.HEAD: OURS}
+    steps = {"0001": FIRST, "0002": OURS - SINCE_0003, "0003": OURS - SINCE_0004}
+    steps |= {"0004": OURS - SINCE_0006, "0005": OURS - SINCE_0006, "0006": OURS - SINCE_0008}
+    steps |= {"0007": OURS - SINCE_0008, "0008": OURS - SINCE_0009, "0009": OURS, schema.HEAD: OURS}
     for since, to in pairwise(steps):
         up(to, since)
         assert (made(engine, name), at(engine, name)) == (steps[to], to)
@@ -326,7 +331,8 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     moved = [
         {"token" if name == "claim" else name: value for name, value in row.items()} for row in rows["partition_offset"]
     ]
-    upgraded = {**rows, "partition_offset": [row | new for row in moved]}
+    groups = [row | {"declared": None, "forgotten": None} for row in rows["consumer_group"]]
+    upgraded = {**rows, "partition_offset": [row | new for row in moved], "consumer_group": groups}
     assert kept(engine, name) == upgraded
     execute(engine, LETTER, name)
 

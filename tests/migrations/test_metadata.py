@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, MetaData, inspect, text
+from sqlalchemy import Connection, Engine, MetaData, Table, inspect, text
 from sqlalchemy.schema import CreateSchema
 
 from seekpoint import schema
@@ -42,7 +42,8 @@ CATALOG = {
         SELECT c.table_name, c.ordinal_position, c.column_name, c.data_type, c.udt_name, c.is_nullable,
                c.column_default, c.identity_generation,
                col_description(format('%I.%I', c.table_schema, c.table_name)::regclass, c.ordinal_position)
-        FROM information_schema.columns c WHERE c.table_schema = :name AND c.table_name <> 'alembic_version'""",
+        FROM information_schema.columns c WHERE c.table_schema = :name
+              AND c.table_name NOT IN ('alembic_version', 'lag', 'group_status')""",
     "constraints": """
         SELECT c.relname, k.conname, replace(pg_get_constraintdef(k.oid), quote_ident(:name) || '.', '')
         FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
@@ -80,12 +81,12 @@ def test_autogenerate_finds_nothing_to_change(engine: Engine, name: str) -> None
 def test_autogenerate_would_find_a_changed_column_or_default(engine: Engine) -> None:
     schema.upgrade(engine)
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE seekpoint.partition_offset ALTER next_offset TYPE int"))
+        connection.execute(text("ALTER TABLE seekpoint.partition_offset ALTER first_offset TYPE int"))
         connection.execute(text("ALTER TABLE seekpoint.consumer_group ALTER version SET DEFAULT 2"))
         found = [difference for group in differences(connection, "seekpoint") for difference in group]
     assert sorted((kind, table, column) for kind, _, table, column, *_ in found) == [
         ("modify_default", "consumer_group", "version"),
-        ("modify_type", "partition_offset", "next_offset"),
+        ("modify_type", "partition_offset", "first_offset"),
     ]
 
 
@@ -109,7 +110,7 @@ def test_storage_parameters_are_those_of_the_metadata(engine: Engine) -> None:
     assert found["partition_offset"]["fillfactor"] == "50", "updates of the hot row must stay HOT"
 
 
-def test_only_tables_and_indexes_are_made(engine: Engine) -> None:
+def test_only_tables_indexes_and_views_are_made(engine: Engine) -> None:
     schema.upgrade(engine)
     with engine.connect() as connection:
         kinds = connection.scalars(
@@ -119,8 +120,18 @@ def test_only_tables_and_indexes_are_made(engine: Engine) -> None:
             text("SELECT count(*) FROM pg_proc WHERE pronamespace = 'seekpoint'::regnamespace")
         )
         triggers = connection.scalar(text("SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal"))
-    assert set(kinds) == {"r", "i", "S"}, "tables, indexes, and the sequences of identity columns"
+    assert set(kinds) == {"r", "i", "S", "v"}, "tables, indexes, views, and the sequences of identity columns"
     assert (functions, triggers) == (0, 0)
+
+
+@pytest.mark.parametrize("view", tables.VIEWS, ids=lambda view: str(view.name))
+def test_views_have_the_columns_of_the_metadata(engine: Engine, view: Table) -> None:
+    schema.upgrade(engine)
+    with engine.connect() as connection:
+        found = inspect(connection).get_columns(view.name, schema="seekpoint")
+    assert {each["name"]: each["type"].compile(connection.dialect) for each in found} == {
+        each.name: each.type.compile(connection.dialect) for each in view.columns
+    }
 
 
 def test_the_hot_row_has_no_index_but_its_key(engine: Engine) -> None:

@@ -23,7 +23,7 @@ from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, wait
 from seekpoint.ledger.claim import end_abandoned
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import batch, generation
+from seekpoint.ledger.sql import batch, forget, generation, purge, replay_request, reprocess, resets, status
 from seekpoint.ledger.sql import dead_letters as deadletters
 from seekpoint.ledger.sql import export_manifest as export
 from seekpoint.ledger.sql import partition_offset as statements
@@ -51,7 +51,18 @@ STATEMENTS: dict[str, Any] = {
     if name.isupper() and isinstance(value, Executable)
 } | {
     f"{prefix}_{name}": value
-    for prefix, module in (("RELOAD", reload), ("RELOAD", generation), ("BATCH", batch), ("EXPORT", export))
+    for prefix, module in (
+        ("RELOAD", reload),
+        ("RELOAD", generation),
+        ("BATCH", batch),
+        ("EXPORT", export),
+        ("STATUS", status),
+        ("RESETS", resets),
+        ("REPROCESS", reprocess),
+        ("REPLAY", replay_request),
+        ("FORGET", forget),
+        ("PURGE", purge),
+    )
     for name, value in vars(module).items()
     if name.isupper() and isinstance(value, Executable)
 }
@@ -142,7 +153,9 @@ def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[A
         assert letters.open_keys(tx, partitions) == {}
         letters.insert(tx, asides, ids, version=2)
     parked = letters.list(Where())
+    assert sum(one.count for one in letters.by_cause(Where())) == len(parked)
     assert sum(letters.count_open().values()) == len(parked) == len(claims)
+    assert letters.in_order([each.id for each in reversed(parked)]) == [each.id for each in parked]
     with engine.begin() as tx:
         one = letters.lock(tx, letters.get(parked[0].id).id)
         assert letters.first_open_of_key(tx, one) == 0
@@ -164,13 +177,14 @@ def test_what_runs_is_what_the_snapshots_show(seekpoint_engine: Engine, seekpoin
         ledger = Ledger(seekpoint_engine, "g2", schema=seekpoint_schema, tables=["orders", "lines"])
         everything_a_ledger_does(ledger, "seven", 7)
     ran = {re.sub(rf"\b{seekpoint_schema}\b", DEFAULT_SCHEMA, text) for text in texts}
-    # (What reloads, batches and exports run is shown too, and run in their own tests.)
-    others_ = ("RELOAD_", "BATCH_", "EXPORT_")
+    # (What reloads, batches, exports and operators' plans run is shown too, and run in their own tests.)
+    others_ = ("RELOAD_", "BATCH_", "EXPORT_", "STATUS_", "RESETS_", "FORGET_", "PURGE_", "REPLAY_", "REPROCESS_")
     shown = {snapshot(name).read_text(): name for name in STATEMENTS if not name.startswith(others_)}
     assert ran <= set(shown)
     never = {name for text, name in shown.items() if text not in ran}
     # HOLD is for servers before 17, TERMINATE for a transaction that was abandoned, TRANSACTION_STATUS for a COMMIT
     # whose answer was lost: none is here. ALONE is what openings of runs and exports begin with.
     server = seekpoint_engine.dialect.server_version_info or (0,)
-    others = {"HOLD", "AS_WORKER"} if server >= (17,) else {"HOLD_17", "AS_WORKER_17"}
+    by_version = ("HOLD", "HOLD_AND_ADVANCE", "AS_WORKER")
+    others = set(by_version) if server >= (17,) else {f"{name}_17" for name in by_version}
     assert never == {"ALONE", "TERMINATE", "TRANSACTION_STATUS", *others}

@@ -9,12 +9,12 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Row
 
-from seekpoint.errors import ConfigError, Fenced
+from seekpoint.errors import ConfigError, Fenced, GroupForgotten
 from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as sql
 from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
-from seekpoint.ledger.tables import LARGEST_BIGINT
+from seekpoint.ledger.tables import LARGEST_BIGINT, LOWER_FIRST
 from seekpoint.records import Partition, storable
 
 
@@ -28,7 +28,7 @@ class LastReset:
     at: datetime
 
     def __str__(self) -> str:
-        return f"{self.actor} moved it to {self.to} on {self.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
+        return f"{self.actor} reset it to {self.to} on {self.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
 
 
 def record_action(
@@ -85,17 +85,16 @@ def reset_offset(
         raise Fenced(
             f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read it again, then decide"
         )
-    is_recreated = topic_id not in {None, row.topic_id}
-    _record_loss(tx, row, _loss(row, to, log, lost, topic_id if is_recreated else None), actor)
+    adopted = None if topic_id in {None, row.topic_id} else topic_id
+    _record_loss(tx, row, _loss(row, to, log, lost, adopted), actor)
     steps = [(row.next_offset, to)]
-    if is_recreated and to > 0:
+    if adopted is not None and to > 0:
         # Of the new topic nothing was read: a wait for one of its records before `to` must end with that reason.
         steps = [(row.next_offset, 0), (0, to)]
-    for from_offset, to_offset in steps:
-        record_action(
-            tx, "reset", actor=actor, reason=reason, partition=partition, from_offset=from_offset, to_offset=to_offset
-        )
-    moved = tx.execute(
+        _record_loss(tx, row, _left_out(to, log, lost), actor, topic_id=adopted)
+    for before, after in steps:
+        record_action(tx, "reset", actor=actor, reason=reason, partition=partition, from_offset=before, to_offset=after)
+    now = tx.execute(
         sql.RESET_OFFSET,
         at_topic=partition.topic,
         at_partition=partition.number,
@@ -103,15 +102,18 @@ def reset_offset(
         to_topic_id=topic_id or row.topic_id,
         to_token=uuid4(),  # I5: fences a worker that still has the old token
     ).one()
+    if adopted is None and now.first_offset < row.first_offset:  # a reload asks from where on records were applied
+        first = {"from_offset": row.first_offset, "to_offset": now.first_offset}
+        record_action(tx, LOWER_FIRST, actor=actor, reason=reason, partition=partition, **first)
     tx.execute(
         sql.SUPERSEDE,
-        at_topic_id=moved.topic_id,
+        at_topic_id=now.topic_id,
         at_partition=partition.number,
         to_offset=to,
         actor=actor,
-        reason=f"moved to {to}: {reason}",
+        reason=f"reset to {to}: {reason}",
     )
-    return position(moved)
+    return position(now)
 
 
 def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:
@@ -120,7 +122,9 @@ def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:
     return None if row is None else LastReset(row.to_offset, row.actor, row.reason, row.at)
 
 
-def _record_loss(tx: GroupConnection, row: Row[Any], loss: _Loss | None, actor: str) -> None:
+def _record_loss(
+    tx: GroupConnection, row: Row[Any], loss: _Loss | None, actor: str, *, topic_id: UUID | None = None
+) -> None:
     if loss is None:
         return
     before = last_reset(tx, Partition(row.topic, row.partition))
@@ -129,7 +133,7 @@ def _record_loss(tx: GroupConnection, row: Row[Any], loss: _Loss | None, actor: 
     tx.execute(
         sql.RECORD_LOSS,
         topic=row.topic,
-        topic_id=row.topic_id,
+        topic_id=topic_id or row.topic_id,
         partition=row.partition,
         from_offset=loss.start,
         to_offset=loss.end,
@@ -162,7 +166,7 @@ def _loss(row: Row[Any], to: int, log: tuple[int, int] | None, lost: str | None,
     if lost is not None:
         if to <= at:
             raise ConfigError(
-                f"lost={lost!r} gives up nothing: {row.topic}/{row.partition} is at {at}, and a move to {to} "
+                f"lost={lost!r} gives up nothing: {row.topic}/{row.partition} is at {at}, and a reset to {to} "
                 "passes no record; leave lost= out"
             )
         return _Loss(at, to, lost, decision)
@@ -171,10 +175,16 @@ def _loss(row: Row[Any], to: int, log: tuple[int, int] | None, lost: str | None,
     return None
 
 
+def _left_out(to: int, log: tuple[int, int] | None, lost: str | None) -> _Loss | None:
+    """What a reset onto a new topic leaves out of it."""
+    begin = 0 if log is None else log[0]
+    return _Loss(begin, to, lost or "operator", f"continue at {to}") if begin < to else None
+
+
 def _require_offset(partition: Partition, to: int, log: tuple[int, int] | None) -> None:
     if not is_offset(to):
         raise ConfigError(
-            f"cannot move {partition} to offset {to!r}: it must be a whole number from 0 to {LARGEST_BIGINT}"
+            f"cannot reset {partition} to offset {to!r}: it must be a whole number from 0 to {LARGEST_BIGINT}"
         )
     if log is None:
         return
@@ -187,8 +197,8 @@ def _require_offset(partition: Partition, to: int, log: tuple[int, int] | None) 
         )
     if not start <= to <= end:
         raise ConfigError(
-            f"cannot move {partition} to offset {to}: the brokers answered offsets {start} to {end}. Name one of them, "
-            "or say log=None to move it all the same"
+            f"cannot reset {partition} to offset {to}: the brokers answered offsets {start} to {end}. Name one of "
+            "them, or say log=None to reset it all the same"
         )
 
 
@@ -207,8 +217,11 @@ def required(name: str, given: Any) -> str:
 def set_paused(tx: GroupConnection, paused: bool, *, actor: str, reason: str) -> None:
     """Pause or resume the group; draws new tokens, which fences its workers (I5)."""
     actor, reason = storable(actor), required("reason", reason)
-    if tx.execute(sql.LOCK_GROUP).one_or_none() is None:
+    group = tx.execute(sql.LOCK_GROUP).one_or_none()
+    if group is None:
         raise ConfigError(f"there is no group {tx.group!r} in the ledger: check the name, or start a worker once")
+    if group.forgotten is not None:
+        raise GroupForgotten.of(tx.group, group.forgotten)
     tx.execute(
         sql.PAUSE_GROUP,
         to_paused=paused,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import partition_offset as sql
+from seekpoint.postgres.round_trip import Statement
 from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_error, sqlstate
 
 
@@ -67,18 +69,12 @@ def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) 
     owner that was replaced is stopped before it does any work, and the next owner's claim waits from here to COMMIT.
     """
     ordered = sorted(expected, key=lambda e: e.claim.partition)
-    parameters: dict[str, Any] = {
+    parameters = {
         "expected": len(ordered),
         **sql.arrays(sql.HELD, [(*e.claim.partition, e.claim.token, e.from_offset) for e in ordered]),
-        "application_name": settings.application_name,
-        "synchronous_commit": "on" if settings.synchronous_commit else "off",
-        "idle_in_transaction_session_timeout": f"{round(settings.transaction_age * 1000)}ms",
+        **_settings(tx, settings),
     }
-    statement = sql.HOLD
-    if (tx.connection.dialect.server_version_info or (0,)) >= (17,):
-        statement = sql.HOLD_17
-        parameters["transaction_timeout"] = f"{round(settings.transaction_age * 1000)}ms"
-    _held, transaction, *_ = fenced(tx, statement, parameters)
+    _held, transaction, *_ = fenced(tx, sql.HOLD_17 if _is_17(tx) else sql.HOLD, parameters)
     return str(transaction)
 
 
@@ -90,33 +86,70 @@ def advance(tx: GroupConnection, moves: Iterable[Move], transaction: str | None 
     Raises Fenced where claim or position are not the expected ones.
     """
     ordered = sorted(moves, key=lambda m: m.claim.partition)
+    fenced(tx, sql.ADVANCE, {"transaction": transaction, **_moving(ordered)})
+    return [_moved(move) for move in ordered]
+
+
+def hold_and_advance(
+    tx: GroupConnection, moves: Iterable[Move], settings: Settings, rows: Sequence[Statement] = ()
+) -> list[Claim]:
+    """Hold and advance by one statement, the first of its transaction; the statements of ``rows`` leave with it.
+
+    For a transaction that reads nothing more: no row is locked later. Returns the claims as they are after COMMIT.
+    Raises Fenced where claim or position are not the expected ones, and then nothing of ``rows`` was run.
+    """
+    ordered = sorted(moves, key=lambda m: m.claim.partition)
+    statement = sql.HOLD_AND_ADVANCE_17 if _is_17(tx) else sql.HOLD_AND_ADVANCE
+    with _fencing(tx):
+        tx.run_first(statement, rows, **_moving(ordered), **_settings(tx, settings))
+    return [_moved(move) for move in ordered]
+
+
+def _moving(ordered: Sequence[Move]) -> dict[str, Any]:
+    """The parameters of the moves."""
     rows = [
         (*m.claim.partition, m.claim.token, m.from_offset, m.to_offset, m.leader_epoch, m.record_time) for m in ordered
     ]
-    fenced(tx, sql.ADVANCE, {"expected": len(rows), "transaction": transaction, **sql.arrays(sql.MOVING, rows)})
-    return [
-        replace(
-            m.claim,
-            next_offset=m.to_offset,
-            leader_epoch=m.leader_epoch,
-            unreleased=0,
-            attempt=None,
-            suspect_end=None,
-            crashed_part_end=None,
-        )
-        for m in ordered
-    ]
+    return {"expected": len(rows), **sql.arrays(sql.MOVING, rows)}
+
+
+def _moved(move: Move) -> Claim:
+    """The claim as it is after COMMIT."""
+    was = move.claim  # what it says of crashes and attempts ends with this step
+    return Claim(was.partition, was.token, was.epoch, move.to_offset, move.leader_epoch, was.topic_id)
+
+
+def _is_17(tx: GroupConnection) -> bool:
+    return (tx.connection.dialect.server_version_info or (0,)) >= (17,)
+
+
+def _settings(tx: GroupConnection, settings: Settings) -> dict[str, Any]:
+    """The parameters of the transaction's settings."""
+    age = f"{round(settings.transaction_age * 1000)}ms"
+    return {
+        "application_name": settings.application_name,
+        "synchronous_commit": "on" if settings.synchronous_commit else "off",
+        "idle_in_transaction_session_timeout": age,
+        **({"transaction_timeout": age} if _is_17(tx) else {}),
+    }
 
 
 def fenced(tx: GroupConnection, statement: Any, parameters: dict[str, Any]) -> Any:
     """Run a statement that compares inside SQL. Raises Fenced where it refuses; ConfigError in AUTOCOMMIT."""
+    with _fencing(tx):
+        return tx.fetch_one(statement, **parameters)
+
+
+@contextmanager
+def _fencing(tx: GroupConnection) -> Iterator[None]:
+    """Raise the ledger's own errors within the block."""
     if getattr(tx.connection.connection.driver_connection, "autocommit", False):
         raise ConfigError(
             "the connection is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without "
             "isolation_level and autocommit"
         )
     try:
-        return tx.fetch_one(statement, **parameters)
+        yield
     except (DBAPIError, psycopg.Error) as error:
         if tx.is_deferred(error):  # a handler's or a sink's error, whatever its text is
             raise

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
-from sqlalchemy import CursorResult, Row
+from sqlalchemy import CursorResult
 
 from seekpoint.errors import (
     ClusterChanged,
+    GroupForgotten,
     GroupPaused,
     HandlerOutdated,
     PartitionStopped,
@@ -23,6 +25,8 @@ from seekpoint.ledger.declaration import Comparison, Declaration, compare, requi
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import partition_offset as sql
+from seekpoint.ledger.sql.forget import BEGIN_AGAIN
+from seekpoint.ledger.tables import BEGUN_AGAIN
 from seekpoint.records import Partition, storable
 
 DELAYED = "delay"  # in place of a policy: no attempt; ``offset`` and ``wait`` say when delayed records are due
@@ -86,7 +90,10 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """What a claim is made with: group, process, handler version, cluster id, topic ids, declared tables."""
+    """What a claim is made with: group, process, handler version, cluster id, topic ids, declared tables.
+
+    ``accept_forgotten`` is when the group was forgotten, if it is to begin again, as one that has never run.
+    """
 
     group: str
     owner: UUID
@@ -94,11 +101,15 @@ class Claimant:
     cluster_id: str
     topic_ids: Mapping[str, UUID]
     declaration: Declaration = field(default_factory=Declaration)
+    accept_forgotten: str | None = None
 
     def compare(self, tx: GroupConnection) -> list[Comparison]:
         """The tables of the topics, declared and stored."""
         return compare(tx, self.declaration, self.version, self.topic_ids)
 
+
+GroupRow = Any
+"""The group's row, with its columns as attributes."""
 
 StartOffsets = Callable[[str], Mapping[Partition, int]]
 """Returns the first position of every partition of a topic that the group has not read yet."""
@@ -116,6 +127,8 @@ def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> Non
     """
     tx.execute(administration.INSERT_GROUP, version=claimant.version)
     group = tx.execute(administration.LOCK_GROUP).one()
+    if accepts_forgotten(group, claimant.accept_forgotten):
+        group = _begin_again(tx, claimant)
     admit(group, claimant)
     if claimant.version > group.version:
         for run in open_reloads(tx):
@@ -129,9 +142,18 @@ def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> Non
     tx.execute(administration.UPDATE_GROUP, to_version=claimant.version, cluster=claimant.cluster_id, tables=tables)
     new = unknown_topics(tx, claimant.topic_ids)
     first = {p: offset for topic in new for p, offset in start(topic).items()}
-    rows = [(*p, claimant.topic_ids[p.topic], first[p], uuid4()) for p in sorted(first)]
+    rows = [(*p, claimant.topic_ids[p.topic], first[p]) for p in sorted(first)]
     if rows:
         tx.execute(administration.INSERT_ROWS, **sql.arrays(administration.NEW, rows))
+
+
+def _begin_again(tx: GroupConnection, claimant: Claimant) -> GroupRow:
+    """The group's row as if it had never run; what happened to it before stays in ``admin_action``."""
+    tx.execute(BEGIN_AGAIN, to_version=claimant.version)
+    record_action(
+        tx, BEGUN_AGAIN, actor=f"worker {claimant.owner}", reason="its start accepts that the group was forgotten"
+    )
+    return tx.execute(sql.READ_GROUP).one()
 
 
 def _declare(tx: GroupConnection, claimant: Claimant) -> None:
@@ -144,8 +166,15 @@ def _declare(tx: GroupConnection, claimant: Claimant) -> None:
 
 
 def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
-    """Whether the group's row, a topic's rows or its tables are missing, or the group's version is lower."""
+    """Whether the group's row, a topic's rows or its tables are missing, or the group's version is lower.
+
+    Raises as :func:`admit` does.
+    """
     group = tx.execute(sql.READ_GROUP).one_or_none()
+    if group is not None and accepts_forgotten(group, claimant.accept_forgotten):
+        return True
+    if group is not None:
+        admit(group, claimant)  # a claim that will be refused locks no row
     if group is None or group.cluster_id is None or group.version < claimant.version:
         return True
     if not set(claimant.declaration.tables) <= set(group.tables) or unknown_topics(tx, claimant.topic_ids):
@@ -167,8 +196,9 @@ def unknown_topics(tx: GroupConnection, topics: Collection[str]) -> tuple[str, .
     return tuple(sorted(set(topics) - set(known)))
 
 
-def admit(group: Row[Any], claimant: Claimant) -> None:
-    """Raise ClusterChanged, HandlerOutdated or GroupPaused where the group's row refuses the claimant."""
+def admit(group: GroupRow, claimant: Claimant) -> None:
+    """Raise GroupForgotten, ClusterChanged, HandlerOutdated or GroupPaused where the row refuses the claimant."""
+    refuse_forgotten(group)
     if group.cluster_id is not None and group.cluster_id != claimant.cluster_id:
         raise ClusterChanged(
             f"group {claimant.group!r} holds offsets of Kafka cluster {group.cluster_id}, these brokers are cluster "
@@ -184,7 +214,18 @@ def admit(group: Row[Any], claimant: Claimant) -> None:
         raise GroupPaused(claimant.group, group.paused_reason, group.paused_by)
 
 
-def admit_version(group: Row[Any], version: int) -> None:
+def accepts_forgotten(group: GroupRow, accepted: str | None) -> bool:
+    """Whether the group is forgotten, and this very forgetting was accepted: a later one must be accepted, too."""
+    return group.forgotten is not None and group.forgotten["at"] == accepted
+
+
+def refuse_forgotten(group: GroupRow) -> None:
+    """Raise GroupForgotten where an operator has forgotten the group."""
+    if group.forgotten is not None:
+        raise GroupForgotten.of(group.name, group.forgotten)
+
+
+def admit_version(group: GroupRow, version: int) -> None:
     """Raise HandlerOutdated where the group's row has a newer version."""
     if group.version > version:
         raise HandlerOutdated(
@@ -193,25 +234,34 @@ def admit_version(group: Row[Any], version: int) -> None:
         )
 
 
-def claim(tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition]) -> dict[Partition, Claim]:
+def claim(
+    tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition], configure: Mapping[str, Any] | None = None
+) -> dict[Partition, Claim]:
     """Draw new tokens and return the committed positions; a partition of another topic id is left out.
 
-    Waits for transactions in flight on these rows, at most the transaction's ``lock_timeout`` (55P03).
+    Where it begins the transaction, everything up to the tokens is one round trip; ``configure`` are the parameters of
+    ``CONFIGURE`` then. The group's row, which is locked before the partitions', is checked before COMMIT: a refused
+    claim must be rolled back. Waits for transactions in flight on these rows, at most the transaction's
+    ``lock_timeout`` (55P03).
     """
-    group = tx.execute(sql.SHARE_GROUP).one()
-    admit(group, claimant)
+    rows = [(*p, claimant.topic_ids[p.topic]) for p in wanted]
+    drawing = sql.CLAIM, {"owner": claimant.owner, **sql.arrays(sql.WANTED, rows)}
+    first = [] if configure is None else [(sql.CONFIGURE, configure)]
+    *_, (group,), granted = tx.fetch_each(*first, (sql.SHARE_GROUP, {}), drawing)
+    admit(SimpleNamespace(**dict(zip(sql.SHARE_GROUP.selected_columns.keys(), group, strict=True))), claimant)
     require(tx.group, claimant.declaration, claimant.version, claimant.compare(tx))
-    # I5: a new token at every claim, unique across failovers
-    rows = [(*p, claimant.topic_ids[p.topic], uuid4()) for p in sorted(wanted)]
-    granted = tx.execute(sql.CLAIM, owner=claimant.owner, **sql.arrays(sql.WANTED, rows))
-    return {claim.partition: claim for claim in map(_granted, granted)}
+    claims = (_granted(row, claimant.topic_ids) for row in granted)
+    return {claim.partition: claim for claim in claims}
 
 
-def _granted(row: Any) -> Claim:
-    """A row of ``CLAIM``: partition, the fields of a Claim, the fields of an Attempt."""
-    topic, partition, token, epoch, position, leader_epoch, topic_id, unreleased, suspect_end, part_end, *tried = row
-    attempt = None if row.attempt_offset is None else Attempt(*tried)
-    at = Partition(topic, partition)
+def _granted(row: Sequence[Any], topic_ids: Mapping[str, UUID]) -> Claim:
+    """A row of ``CLAIM``: partition, the fields of a Claim but the topic id, the fields of an Attempt.
+
+    The row's topic id is the claimant's: a row of another one is not claimed.
+    """
+    topic, number, token, epoch, position, leader_epoch, unreleased, suspect_end, part_end, *tried = row
+    attempt = None if tried[0] is None else Attempt(*tried)
+    at, topic_id = Partition(topic, number), topic_ids[topic]
     return Claim(at, token, epoch, position, leader_epoch, topic_id, unreleased, attempt, suspect_end, part_end)
 
 
@@ -221,7 +271,8 @@ def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) 
     stops = {}
     for row in rows:
         partition = Partition(row.topic, row.partition)
-        stop = TopicRecreated.of(partition, row.next_offset, row.topic_id, claimant.topic_ids[partition.topic])
+        topic_id = claimant.topic_ids[partition.topic]
+        stop = TopicRecreated.of(tx.group, partition, row.next_offset, stored=row.topic_id, topic_id=topic_id)
         stop.token = row.token
         stops[partition] = stop
     return stops

@@ -32,9 +32,9 @@ class DeadLetter:
     """A record that was passed and not applied, with the reason and its state. Times are the database's.
 
     ``value`` is None also where the record was skipped, or where it was not asked for; then ``size`` is still its
-    length in bytes, if it was stored. ``error`` and ``traceback`` say why it was dead-lettered, ``replay_error`` and
-    ``replay_traceback`` why its last replay failed. ``version`` is the version of the handler, ``dead_lettered_by`` its
-    process.
+    length in bytes, if it was stored. ``error`` and ``traceback`` say why it was dead-lettered, ``error_line`` the
+    innermost line of the user's own code in it, ``replay_error`` and ``replay_traceback`` why its last replay failed.
+    ``version`` is the version of the handler, ``dead_lettered_by`` its process.
     """
 
     id: int
@@ -64,6 +64,7 @@ class DeadLetter:
     closed_at: datetime | None
     closed_by: str | None
     closed_reason: str | None
+    error_line: str | None = None
 
     @property
     def at(self) -> Partition:
@@ -78,7 +79,7 @@ class DeadLetter:
     @property
     def failure(self) -> Failure:
         """Why it was dead-lettered."""
-        return Failure(self.cause, self.error, self.traceback, self.sqlstate, self.attempts)
+        return Failure(self.cause, self.error, self.traceback, self.sqlstate, self.attempts, self.error_line)
 
     @property
     def record(self) -> RawRecord:
@@ -131,6 +132,7 @@ def insert_parameters(new: NewDeadLetter, topic_ids: Mapping[str, UUID]) -> dict
         **explained(failure),
         "its_sqlstate": failure.sqlstate,
         "its_attempts": failure.attempts,
+        "its_error_line": failure.where,
     }
 
 
@@ -161,9 +163,10 @@ _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
 class Where:
     """Dead letters that meet every condition given; by default all that are open.
 
-    ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``since`` the
-    earliest time at which it became one (aware). Raises ConfigError for a time without a zone, and for offsets or a
-    partition without their topic.
+    ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``exception`` the
+    exception's type and ``error_line`` the line of the user's own code, both whole, as :class:`DeadLetterCause` has
+    them; ``since`` the earliest time at which it became one (aware). Raises ConfigError for a time without a zone, and
+    for offsets or a partition without their topic.
     """
 
     topic: str | None = None
@@ -173,6 +176,8 @@ class Where:
     from_offset: int | None = None
     to_offset: int | None = None
     error: str | None = None
+    exception: str | None = None
+    error_line: str | None = None
     since: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -183,6 +188,25 @@ class Where:
             raise ConfigError("a partition or an offset means nothing without its topic: name the topic, too")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterCause:
+    """Dead letters that failed in one way: the exception's type, and the line of the user's own code it came from.
+
+    ``exception`` is None where no exception was raised (a blocked record), ``error_line`` where the traceback has no
+    line of the user's. ``first_id`` is the id of one of the ``count`` dead letters, ``error`` the text of one of them.
+    """
+
+    cause: Cause
+    exception: str | None
+    error_line: str | None
+    count: int
+    topics: tuple[str, ...]
+    first_at: datetime
+    last_at: datetime
+    first_id: int
+    error: str
+
+
 class DeadLetters:
     """The records of a group that were passed and not applied, in the ledger's schema.
 
@@ -190,8 +214,9 @@ class DeadLetters:
     their own.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, lock_wait: float | None = None) -> None:
         self.ledger = ledger
+        self._lock_wait = ledger.limits.transaction_age if lock_wait is None else lock_wait
 
     # -- one worker's transaction ---------------------------------------------------------------------
 
@@ -244,18 +269,29 @@ class DeadLetters:
         and ``record`` raises. Raises ConfigError for a condition that Postgres cannot be asked: a NUL in a text, a
         number beyond its column's type.
         """
-        _refuse_texts(topic=where.topic, error=where.error)
-        _refuse_numbers(LARGEST_INTEGER, partition=where.partition)
-        _refuse_numbers(LARGEST_BIGINT, from_offset=where.from_offset, to_offset=where.to_offset)
-        conditions = {
-            **asdict(where),
-            "states": [state.value for state in where.states],
-            "cause": None if where.cause is None else where.cause.value,
-        }
+        conditions = _conditions(where)
         place = dict.fromkeys(_PLACE) if after is None else dict(zip(_PLACE, rank(after), strict=True))
         with self.ledger.begin() as tx:
             rows = tx.execute(sql.LIST_DEAD_LETTERS, most=limit, with_values=with_values, **conditions, **place)
             return [dead_letter_of(each) for each in rows]
+
+    def in_order(self, ids: Iterable[int]) -> Sequence[int]:
+        """These ids in the order of topic, partition and offset. Raises ConfigError where the group has one not."""
+        asked = set(ids)
+        for each in asked:
+            self._refuse_no_id(each)
+        with self.ledger.begin() as tx:
+            found = tx.execute(sql.IN_ORDER, ids=sorted(asked)).scalars().all()
+        if unknown := asked - {*found}:
+            raise self._unknown(min(unknown))
+        return found
+
+    def by_cause(self, where: Where) -> Sequence[DeadLetterCause]:
+        """How many dead letters meet every condition, by cause, most first. Raises ConfigError as :meth:`list`."""
+        conditions = _conditions(where)
+        with self.ledger.begin() as tx:
+            rows = [row._asdict() for row in tx.execute(sql.DEAD_LETTERS_BY_CAUSE, **conditions)]
+        return [DeadLetterCause(**row | {"cause": Cause(row["cause"]), "topics": tuple(row["topics"])}) for row in rows]
 
     # -- replay and discard  ----------------------------------------------------------------------------
 
@@ -268,7 +304,7 @@ class DeadLetters:
         where the group has none of that id.
         """
         self._refuse_no_id(id)
-        self.ledger.configure(tx, self.ledger.limits.transaction_age)
+        self.ledger.configure(tx, self._lock_wait)
         scope = self.ledger.group_connection(tx)
         scope.execute(SHARE_GROUP).one_or_none()
         where = scope.execute(sql.FIND_DEAD_LETTER, id=id).one_or_none()
@@ -341,6 +377,18 @@ class DeadLetters:
 
     def _unknown(self, id: int) -> ConfigError:  # noqa: A002
         return ConfigError(f"group {self.ledger.group!r} has no dead letter {id}: `list` shows those it has")
+
+
+def _conditions(where: Where) -> dict[str, Any]:
+    """As parameters. Raises ConfigError for what Postgres cannot be asked."""
+    _refuse_texts(topic=where.topic, error=where.error, exception=where.exception, error_line=where.error_line)
+    _refuse_numbers(LARGEST_INTEGER, partition=where.partition)
+    _refuse_numbers(LARGEST_BIGINT, from_offset=where.from_offset, to_offset=where.to_offset)
+    return {
+        **asdict(where),
+        "states": [state.value for state in where.states],
+        "cause": None if where.cause is None else where.cause.value,
+    }
 
 
 def _refuse_texts(**conditions: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
@@ -18,7 +18,7 @@ from seekpoint.ledger import admin_actions
 from seekpoint.ledger import claim as _claim
 from seekpoint.ledger import wait as _wait
 from seekpoint.ledger.admin_actions import LastReset
-from seekpoint.ledger.advance import Expected, Move, Settings, SuspectNote, advance, fenced, hold
+from seekpoint.ledger.advance import Expected, Move, Settings, SuspectNote, advance, fenced, hold, hold_and_advance
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
 from seekpoint.ledger.positions import Position, position, positions_of
@@ -29,6 +29,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
+from seekpoint.postgres.round_trip import Statement
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import SAID, Partition, storable
 
@@ -43,9 +44,10 @@ class Ledger:
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``version`` the handler's version:
     a claim by an older one is refused. ``tables`` are the tables that records are written to, of every topic or as
     ``{topic: tables}``: a claim that writes a topic's records to others than the group does is refused
-    (DeclarationDiffers), unless it is of a higher version or ``accept_declaration`` is True. Making one does no I/O.
-    Safe to share between threads; every method that takes a ``tx`` runs in the caller's transaction, the others in
-    one of their own.
+    (DeclarationDiffers), unless it is of a higher version or ``accept_declaration`` is True. A claim of a group that
+    an operator has forgotten is refused (GroupForgotten), unless ``accept_forgotten`` is the time that the error names:
+    then it begins again as a new group. Making one does no I/O. Safe to share between threads; every method that takes
+    a ``tx`` runs in the caller's transaction, the others in one of their own.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Ledger:
         version: int = 1,
         tables: Sequence[str] | Mapping[str, Sequence[str]] = (),
         accept_declaration: bool = False,
+        accept_forgotten: str | None = None,
         limits: Limits | None = None,
         synchronous_commit: bool = True,
     ) -> None:
@@ -65,6 +68,7 @@ class Ledger:
         self.engine = postgres_engine(engine)
         self.group, self.schema, self.version = group, schema, version
         self._declaration = Declaration.of(tables, accepts=accept_declaration)
+        self._accept_forgotten = accept_forgotten
         if limits is not None and not isinstance(cast("object", limits), Limits):
             raise ConfigError(f"limits= must be a Limits, e.g. Limits(batch_records=500), got {limits!r}")
         self.limits = limits or Limits()
@@ -97,11 +101,17 @@ class Ledger:
         """
         return advance(self.group_connection(tx), moves, transaction)
 
+    def hold_and_advance(self, tx: Connection, moves: Iterable[Move], rows: Sequence[Statement]) -> list[Claim]:
+        """Hold and advance by one statement, the transaction's first; the statements of ``rows`` leave with it.
+
+        Returns the claims as they are after COMMIT. Raises Fenced, and then nothing of ``rows`` was run.
+        """
+        return hold_and_advance(self.group_connection(tx), moves, self._settings, rows)
+
     def advance_alone(self, moves: Sequence[Move]) -> list[Claim]:
         """Hold and advance in a transaction of its own, where no record was applied (I1)."""
         with self.begin() as tx:
-            transaction = self.hold(tx.connection, [Expected(m.claim, m.from_offset) for m in moves])
-            return self.advance(tx.connection, moves, transaction)
+            return hold_and_advance(tx, moves, self._settings)
 
     def record_attempts(self, tx: Connection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
         """Store how often a record was tried, and what follows; also after :meth:`advance`, in its transaction.
@@ -162,12 +172,14 @@ class Ledger:
         stalled holder costs one partition, and ends transactions older than ``Limits.transaction_age``. Without
         ``patient`` it begins one by one, and hardly waits: for partitions that were stalled a moment ago.
 
-        Raises ClusterChanged, HandlerOutdated, GroupPaused, StandbyRequired, DeclarationDiffers for the whole claim; a
-        partition of a recreated topic is in ``refused``.
+        Raises GroupForgotten, ClusterChanged, HandlerOutdated, GroupPaused, StandbyRequired, DeclarationDiffers for the
+        whole claim; a partition of a recreated topic is in ``refused``.
         """
         wanted = sorted(wanted)
         ids = {p.topic: topic_ids[p.topic] for p in wanted}
-        claimant = Claimant(self.group, self.owner, self.version, cluster_id, ids, self._declaration)
+        claimant = Claimant(
+            self.group, self.owner, self.version, cluster_id, ids, self._declaration, self._accept_forgotten
+        )
         self._prepare(claimant, start)
         granted, stalled = self._claim(claimant, wanted, patient)
         left = [p for p in wanted if p not in granted and p not in stalled]
@@ -182,10 +194,12 @@ class Ledger:
         """The open reload that this version has to wait for, as the error that :meth:`claim` would raise; else None.
 
         For use before joining Kafka's group. One round trip, unless this version is
-        newer than the group's.
+        newer than the group's. Raises GroupForgotten where a claim would.
         """
         with self._plain_read() as tx:
             group = tx.execute(sql.READ_GROUP).one_or_none()
+            if group is not None:
+                self._refuse_forgotten(group)
             if group is None or group.version >= self.version:
                 return None
             return next((run for run in _claim.open_reloads(tx) if run.version == self.version), None)
@@ -210,10 +224,15 @@ class Ledger:
         return None
 
     def check_version(self) -> None:
-        """Raise HandlerOutdated where the group is at a newer version; for a worker without partitions."""
+        """Raise HandlerOutdated or GroupForgotten where a claim would; for a worker without partitions."""
         with self._plain_read() as tx:
             if (group := tx.execute(sql.READ_GROUP).one_or_none()) is not None:
+                self._refuse_forgotten(group)
                 _claim.admit_version(group, self.version)
+
+    def _refuse_forgotten(self, group: _claim.GroupRow) -> None:
+        if not _claim.accepts_forgotten(group, self._accept_forgotten):
+            _claim.refuse_forgotten(group)
 
     def open_reloads(self) -> list[StandbyRequired]:
         """The open reloads that workers of newer versions wait for as standbys."""
@@ -245,7 +264,8 @@ class Ledger:
         """
         locked: set[Partition] = set()
         for stop in sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition):
-            if self._unless_locked(0.0 if locked else self._short_wait, partial(_claim.record_stop, stop=stop)) is None:
+            transaction = self.begin(0.0 if locked else self._short_wait)
+            if _unless_locked(transaction, partial(_claim.record_stop, stop=stop)) is None:
                 locked.add(stop.partition)
         return locked
 
@@ -360,12 +380,15 @@ class Ledger:
 
         The first statement of a transaction that is not a batch's; ``lock_wait`` is ``Limits.claim_wait`` by default.
         """
+        self.group_connection(tx).execute(sql.CONFIGURE, **self._configuration(lock_wait))
+
+    def _configuration(self, lock_wait: float | None) -> dict[str, str]:
+        """The parameters of ``CONFIGURE``."""
         wait = self.limits.claim_wait if lock_wait is None else lock_wait
-        self.group_connection(tx).execute(
-            sql.CONFIGURE,
-            lock_timeout=f"{max(1, round(wait * 1000))}ms",
-            application_name=self._settings.application_name,
-        )
+        return {
+            "lock_timeout": f"{max(1, round(wait * 1000))}ms",
+            "application_name": self._settings.application_name,
+        }
 
     @property
     def _short_wait(self) -> float:
@@ -375,22 +398,27 @@ class Ledger:
     @contextmanager
     def begin(self, lock_wait: float | None = None) -> Iterator[GroupConnection]:
         """A transaction of the ledger's own: durable, and with bounded lock waits."""
+        with self._transaction() as tx:
+            self.configure(tx.connection, lock_wait)
+            yield tx
+
+    @contextmanager
+    def _transaction(self) -> Iterator[GroupConnection]:
+        """A transaction that is not configured yet."""
         with self.engine.connect() as connection:
             connection.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():
-                scope = self.group_connection(connection)
-                self.configure(connection, lock_wait)
-                yield scope
+                yield self.group_connection(connection)
 
     @contextmanager
     def _plain_read(self) -> Iterator[GroupConnection]:
-        """A connection for one plain read, without a transaction: one round trip."""
+        """A connection for plain reads, without a transaction: one round trip each."""
         with self.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             yield self.group_connection(connection)
 
     def _prepare(self, claimant: Claimant, start: StartOffsets) -> None:
-        with self.begin() as tx:
+        with self._plain_read() as tx:
             if not _claim.needs_preparing(tx, claimant):
                 return
         with self.begin(lock_wait=max(self.limits.claim_wait, self.limits.kafka_timeout)) as tx:
@@ -400,24 +428,33 @@ class Ledger:
         self, claimant: Claimant, wanted: Sequence[Partition], patient: bool
     ) -> tuple[dict[Partition, Claim], list[Partition]]:
         """Claim all at once; where another transaction blocks them for too long, one by one."""
-        claims = partial(_claim.claim, claimant=claimant)
-        if patient and (found := self._unless_locked(None, partial(claims, wanted=wanted))) is not None:
+        if patient and (found := self._claim_together(claimant, wanted, None)) is not None:
             return found, []
         granted: dict[Partition, Claim] = {}
         stalled: list[Partition] = []
         for partition in wanted:
-            if (found := self._unless_locked(self._short_wait, partial(claims, wanted=[partition]))) is None:
+            if (found := self._claim_together(claimant, [partition], self._short_wait)) is None:
                 stalled.append(partition)
             else:
                 granted |= found
         return granted, stalled
 
-    def _unless_locked(self, wait: float | None, step: Callable[[GroupConnection], T]) -> T | None:
-        """Run ``step`` in a transaction of its own; None if a lock was waited for longer than ``wait`` seconds."""
-        try:
-            with self.begin(lock_wait=wait) as tx:
-                return step(tx)
-        except OperationalError as error:
-            if sqlstate(error) != LOCK_NOT_AVAILABLE:
-                raise
-            return None
+    def _claim_together(
+        self, claimant: Claimant, wanted: Sequence[Partition], wait: float | None
+    ) -> dict[Partition, Claim] | None:
+        """Claim in one transaction; None if a lock was waited for longer than ``wait`` seconds."""
+        configuration = self._configuration(wait)
+        return _unless_locked(self._transaction(), lambda tx: _claim.claim(tx, claimant, wanted, configuration))
+
+
+def _unless_locked(
+    transaction: AbstractContextManager[GroupConnection], step: Callable[[GroupConnection], T]
+) -> T | None:
+    """Run ``step`` in the transaction; None if a lock was waited for longer than it is allowed there."""
+    try:
+        with transaction as tx:
+            return step(tx)
+    except OperationalError as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        return None

@@ -13,7 +13,7 @@ from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, Strin
 from seekpoint.errors import SchemaMismatch
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
-HEAD = "0005"
+HEAD = "0010"
 """The revision that this library reads and writes. Ids are four digits, so that they sort."""
 
 

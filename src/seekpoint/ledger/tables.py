@@ -15,10 +15,12 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     Identity,
     Index,
     Integer,
+    Interval,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
@@ -32,7 +34,7 @@ from sqlalchemy import (
     literal_column,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from seekpoint.records import State
 
@@ -69,7 +71,7 @@ def _optional(**kinds: Any) -> list[Column[Any]]:
     return [Column(name, kind) for name, kind in kinds.items()]
 
 
-# The row that statements about the whole group lock first, and whose FOR SHARE lock every claim and move takes.
+# The row that statements about the whole group lock first, and whose FOR SHARE lock every claim and reset takes.
 consumer_group = Table(
     "consumer_group",
     metadata,
@@ -80,6 +82,10 @@ consumer_group = Table(
     Column("paused", Boolean, nullable=False, server_default=false()),
     *_optional(paused_reason=Text, paused_by=Text),
     _now("created_at"),
+    Column("declared", JSONB, comment="what its pipeline declares, by topic, for display"),
+    Column(
+        "forgotten", JSONB, comment="who forgot the group, when and why, and its positions; NULL: it is not forgotten"
+    ),
 )
 
 # One row per partition; the hot row of every commit. No further index and a low fillfactor: updates stay HOT.
@@ -163,6 +169,7 @@ dead_letter = Table(
         closed_by=Text,
         closed_reason=Text,
     ),
+    Column("error_line", Text, comment="innermost line of the user's own code in the error's traceback"),
     UniqueConstraint("consumer_group", "topic_id", "partition", "record_offset"),
     CheckConstraint(f"state IN ({', '.join(repr(state.value) for state in State)})", name="state"),
     CheckConstraint("cardinality(header_names) = cardinality(header_values)", name="headers"),
@@ -204,7 +211,7 @@ lost_range = Table(
     Index(None, "consumer_group", "topic", "partition"),
 )
 
-# Who moved what, from where to where, why and when (I5).
+# Who reset what, from where to where, why and when (I5).
 admin_action = Table(
     "admin_action",
     metadata,
@@ -217,8 +224,10 @@ admin_action = Table(
     Index(None, "consumer_group", "at"),
 )
 _action = admin_action.c
-# The last moves of a partition, among all that was done: every replay and discard is a row, too.
+# The last resets of a partition, among all that was done: every replay and discard is a row, too.
 IS_RESET = _action.action == literal_column("'reset'")
+LOWER_FIRST = "lower first offset"  # by a reset to before it: what lies between was not applied until then
+BEGUN_AGAIN = "begin again"  # a start that accepts that the group was forgotten: its positions are new ones
 Index(
     "admin_action_reset_idx",
     _action.consumer_group,
@@ -230,8 +239,8 @@ Index(
 
 # One reload: the tables of the groups that write them, built again beside the live ones. Its driver holds this
 # row's lock through each step; a driver that comes later raises the epoch, and the earlier one's next step fails.
-RELOAD_STATES = ("opened", "staging", "staged", "indexed", "catching_up", "compared", "cut_over", "aborted", "failed")
-RELOAD_CLOSED = ("cut_over", "aborted", "failed")
+RELOAD_CLOSED = ("verified", "cut_over", "aborted", "failed")
+RELOAD_STATES = ("opened", "staging", "staged", "indexed", "catching_up", "compared", *RELOAD_CLOSED)
 STRATEGIES = ("merge", "swap", "generation", "verify", "batch")
 PUBLISHING = ("merge", "swap", "generation")  # what puts rebuilt tables in the place of live ones
 reload_run = Table(
@@ -342,3 +351,112 @@ export_run = Table(
     Column("actor", Text, nullable=False),
     _now("began_at"),
 )
+
+# For display, as the two below: no decision uses them. A worker inside a long handler is not seen, and works.
+worker = Table(
+    "worker",
+    metadata,
+    Column("owner", Uuid, primary_key=True, comment="as in partition_offset"),
+    *_required(consumer_group=Text, host=Text, pid=Integer),
+    Column("client_id", Text, comment="of its Kafka client; NULL: the client's default"),
+    Column("version", Integer, nullable=False, comment="handler version"),
+    Column("library", Text, nullable=False, comment="version of Seekpoint"),
+    _now("started_at"),
+    _now("seen_at"),
+    Column("state", Text, nullable=False, comment="running, trouble or ended"),
+)
+
+# Where a position and its log were: each minute for a day, each hour for a month.
+position_sample = Table(
+    "position_sample",
+    metadata,
+    *_required(consumer_group=Text, topic=Text, partition=Integer),
+    _now("at"),
+    Column("topic_id", Uuid, nullable=False, comment="whose log it is"),
+    Column("next_offset", BigInteger, nullable=False, comment="the stored position"),
+    Column("log_start", BigInteger, nullable=False, comment="first offset that is still in the log"),
+    Column("log_end", BigInteger, nullable=False, comment="after the last record that can be read"),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition", "at"),
+)
+
+# A bounded range of one partition, applied again beside the live position. The run has a position of its own, which
+# moves in the transactions that write its rows (I1, of the run).
+REPROCESS_STATES = ("open", "done", "abandoned")
+reprocess_run = Table(
+    "reprocess_run",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
+    *_required(topic=Text, partition=Integer, topic_id=Uuid, from_offset=BigInteger, to_offset=BigInteger),
+    Column("next_offset", BigInteger, nullable=False, comment="position of the run"),
+    Column("target_schema", Text, comment="of the tables that it writes; NULL: the pipeline's own"),
+    Column("version", Integer, nullable=False, comment="handler version"),
+    Column("records", BigInteger, nullable=False, server_default=text("0"), comment="that were applied"),
+    Column("dead_letters", BigInteger, nullable=False, server_default=text("0"), comment="of the run"),
+    *_required(state=Text, actor=Text, reason=Text),
+    _now("opened_at"),
+    _now("changed_at"),
+    CheckConstraint(f"state IN ({', '.join(map(repr, REPROCESS_STATES))})", name="state"),
+    CheckConstraint("from_offset < to_offset", name="range"),
+    Index(None, "consumer_group", "topic", "partition"),
+)
+
+# The records that such a run could not apply, whole.
+reprocess_dead_letter = Table(
+    "reprocess_dead_letter",
+    metadata,
+    Column("run", Uuid, ForeignKey(reprocess_run.c.id), nullable=False),
+    *_required(record_offset=BigInteger),
+    *_optional(leader_epoch=Integer, timestamp_ms=BigInteger, key=LargeBinary, value=LargeBinary),
+    *_required(header_names=ARRAY(LargeBinary), header_values=ARRAY(LargeBinary), state=Text, cause=Text, error=Text),
+    *_optional(traceback=Text, sqlstate=Text),
+    _now("dead_lettered_at"),
+    PrimaryKeyConstraint("run", "record_offset"),
+)
+
+# Dead letters that a running worker of the group is to replay. One worker takes the request, and commits that before it
+# applies a record: a request whose worker has crashed is not run again by itself.
+REQUEST_STATES = ("requested", "started", "done", "failed")
+replay_request = Table(
+    "replay_request",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
+    Column("version", Integer, nullable=False, comment="handler version that is to replay them"),
+    Column("dead_letters", ARRAY(BigInteger), nullable=False, comment="ids"),
+    *_required(state=Text, actor=Text, reason=Text),
+    Column("worker", Uuid, comment="process that has started it"),
+    Column("replayed", BigInteger, nullable=False, server_default=text("0"), comment="were applied"),
+    Column("failed", BigInteger, nullable=False, server_default=text("0"), comment="failed again"),
+    Column("refused", BigInteger, nullable=False, server_default=text("0")),
+    Column("error", Text, comment="why the request failed"),
+    _now("requested_at"),
+    *_optional(started_at=DateTime(timezone=True)),
+    Column("seen_at", DateTime(timezone=True), comment="when its worker last said so"),
+    *_optional(ended_at=DateTime(timezone=True)),
+    Column("remaining", ARRAY(BigInteger), comment="ids that are left, where a worker has handed it back"),
+    CheckConstraint(f"state IN ({', '.join(map(repr, REQUEST_STATES))})", name="state"),
+    Index(None, "consumer_group", "id"),
+)
+
+# The views, whose SQL is in the migration. Readers of them need no right on a table.
+_views = MetaData(schema=DEFAULT_SCHEMA)
+lag = Table(
+    "lag",
+    _views,
+    *_optional(consumer_group=Text, topic=Text, partition=Integer, next_offset=BigInteger),
+    *_optional(committed_at=DateTime(timezone=True), record_time=DateTime(timezone=True)),
+    *_optional(owner=Uuid, host=Text, pid=Integer),
+    *_optional(stop_kind=Text, stop_offset=BigInteger, stopped_at=DateTime(timezone=True), dead_letters=BigInteger),
+    *_optional(sampled_at=DateTime(timezone=True), sample_age=Interval, log_start=BigInteger, log_end=BigInteger),
+    *_optional(lag_records=BigInteger, lag_seconds=Double, headroom_records=BigInteger, headroom_seconds=Double),
+)
+group_status = Table(
+    "group_status",
+    _views,
+    *_optional(consumer_group=Text, version=Integer, paused=Boolean, paused_by=Text, paused_reason=Text),
+    *_optional(partitions=BigInteger, owned=BigInteger, stopped=BigInteger, unknown_lag=BigInteger),
+    *_optional(lag_records=BigInteger, lag_seconds=Double, headroom_records=BigInteger, headroom_seconds=Double),
+    *_optional(sample_age=Interval, dead_letters=BigInteger, committed_at=DateTime(timezone=True), workers=BigInteger),
+)
+VIEWS = (lag, group_status)

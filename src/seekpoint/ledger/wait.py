@@ -12,9 +12,11 @@ from uuid import UUID
 
 from sqlalchemy import BigInteger, Row, Text, and_, bindparam, func, literal, literal_column, select, true
 
+from seekpoint import remedies
 from seekpoint.errors import ConfigError, NotApplied
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import forget
 from seekpoint.ledger.sql import partition_offset as sql
 from seekpoint.ledger.tables import (
     IS_RESET,
@@ -39,7 +41,7 @@ PASSED_YET = select(_offset.next_offset, _offset.topic_id).where(*_row)
 # The last reset across the offset: forwards, the record was not read since; backwards, it was read again before the
 # position could be past it once more.
 _crossing = (
-    select(_action.actor, _action.reason, (_action.from_offset < _action.to_offset).label("forwards"))
+    select(_action.id, _action.actor, _action.reason, (_action.from_offset < _action.to_offset).label("forwards"))
     .where(
         _action.consumer_group == sql.GROUP,
         IS_RESET,
@@ -58,6 +60,7 @@ BECAME = (
         _offset.next_offset,
         _offset.topic_id,
         _offset.first_offset,
+        _crossing.c.id.label("reset_id"),
         _crossing.c.forwards,
         _crossing.c.actor,
         _crossing.c.reason,
@@ -187,13 +190,19 @@ def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
     row = wanted.ask(look, BECAME, asked_offset=wanted.offset)
     if row is None or row.topic_id != topic_id or row.next_offset <= wanted.offset:
         return None
-    unread = None
-    if row.forwards:
-        unread = f"{row.actor} moved the position over it ({row.reason})"
-    elif row.forwards is None and wanted.offset < row.first_offset:
+    unread, is_reset = None, row.reset_id is not None and row.reset_id > _last_begin(look)
+    if is_reset and row.forwards:
+        unread = f"{row.actor} reset the position over it ({row.reason})"
+    elif not is_reset and wanted.offset < row.first_offset:
         unread = f"the group started after it, at offset {row.first_offset}"
     state = None if row.state is None else State(row.state)
     return Passed(wanted.partition, wanted.offset, row.next_offset, state, unread)
+
+
+def _last_begin(look: Look) -> int:
+    """The id of the start at which the group began again after it was forgotten: resets before it are of no effect."""
+    with look() as scope:
+        return int(scope.execute(forget.LAST_BEGIN).scalar_one())
 
 
 # -- why not ----------------------------------------------------------------------------------------------------
@@ -230,20 +239,22 @@ def _late(look: Look, wanted: Wanted, topic_id: UUID | None) -> NotApplied:
     where = f"is at offset {row.next_offset}" + (f", {missing} before it" if missing > 0 else "")
     return wanted.missed(
         row.next_offset,
-        f"not applied within {wanted.timeout:g} s; group {row.consumer_group!r} {where}. {_reason(row, topic_id)}",
+        f"not applied within {wanted.timeout:g} s; group {row.consumer_group!r} {where}. "
+        f"{_reason(wanted, row, topic_id)}",
     )
 
 
-def _reason(row: Row[Any], topic_id: UUID | None) -> str:
+def _reason(wanted: Wanted, row: Row[Any], topic_id: UUID | None) -> str:
     """What the partition waits for, as far as the ledger knows."""
     if row.topic_id != topic_id:
+        accept = remedies.accept_topic(row.consumer_group, wanted.partition.topic, "--from-beginning")
         return (
             f"That offset belongs to topic id {row.topic_id}, the record to {topic_id}: the topic was recreated; "
-            "decide where to continue, with Ledger.reset_offset(..., topic_id=..., log=...)"
+            f"decide where to continue: {accept}"
         )
     if row.paused:
         by, why = row.paused_by or "unknown", row.paused_reason or "no reason given"
-        return f"The group is paused by {by} ({why}): resume it with Ledger.resume()"
+        return f"The group is paused by {by} ({why}): resume it: {remedies.resume(row.consumer_group)}"
     if row.owner is None:
         return "No worker has claimed the partition: start one"
     if row.attempt_offset is not None and row.attempts:  # at 0, the only attempt was cancelled

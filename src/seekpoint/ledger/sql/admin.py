@@ -14,6 +14,7 @@ from sqlalchemy import (
     Uuid,
     and_,
     bindparam,
+    case,
     cast,
     column,
     func,
@@ -106,7 +107,7 @@ OUTCOME_OF_RUN = select(_run.state, _run.error).where(_run.id == bindparam("its_
 
 # -- topics that have no row yet -------------------------------------------------------------------------------
 
-NEW = unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, token=Uuid)
+NEW = unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger)
 INSERT_ROWS = insert(partition_offset).from_select(FIRST_COLUMNS, first_rows(NEW, NEW.c.start, 0))
 
 # -- the tables that records of a topic are written to ---------------------------------------------------------
@@ -185,6 +186,11 @@ RESET_OFFSET = (
     update(partition_offset)
     .where(*is_at(offset, "at_"))
     .values(
+        # Of another topic nothing was applied; in front of the first offset, what is there will be.
+        first_offset=case(
+            (offset.topic_id != bindparam("to_topic_id", type_=Uuid), bindparam("to_offset", type_=BigInteger)),
+            else_=func.least(offset.first_offset, bindparam("to_offset", type_=BigInteger)),
+        ),
         next_offset=bindparam("to_offset", type_=BigInteger),
         topic_id=bindparam("to_topic_id", type_=Uuid),
         leader_epoch=null(),  # no record was applied here: an old epoch would report a truncation that never was

@@ -16,6 +16,7 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    distinct,
     func,
     literal_column,
     null,
@@ -123,8 +124,13 @@ def _whole(value: ColumnElement[Any]) -> list[ColumnElement[Any]]:
     return columns
 
 
+def whole_dead_letter() -> list[ColumnElement[Any]]:
+    """Every column of a dead letter."""
+    return _whole(_dead_letter.value)
+
+
 _mine = (_dead_letter.consumer_group == GROUP, _dead_letter.id == bindparam("id", type_=BigInteger))
-GET_DEAD_LETTER = select(*_whole(_dead_letter.value)).where(*_mine)
+GET_DEAD_LETTER = select(*whole_dead_letter()).where(*_mine)
 LOCK_DEAD_LETTER = GET_DEAD_LETTER.with_for_update()
 FIND_DEAD_LETTER = select(_dead_letter.topic, _dead_letter.partition).where(*_mine)
 
@@ -137,24 +143,59 @@ def _if_given(name: str, kind: Any, condition: ColumnElement[bool]) -> ColumnEle
 
 
 _order = (_dead_letter.topic, _dead_letter.partition, _dead_letter.record_offset, _dead_letter.id)
+# The exception's type, with which an error's text begins: `type: message`, `type`, or `type (note)`; NULL for others.
+_exception = func.substring(_dead_letter.error, r"^[^\s:]+(?=:|$| \()")
+_conditions = (
+    _dead_letter.consumer_group == GROUP,
+    _if_given("topic", Text, _dead_letter.topic == bindparam("topic", type_=Text)),
+    _if_given("partition", Integer, _dead_letter.partition == bindparam("partition", type_=Integer)),
+    _if_given("states", ARRAY(Text), _dead_letter.state == func.any(array("states", Text))),
+    _if_given("cause", Text, _dead_letter.cause == bindparam("cause", type_=Text)),
+    _if_given("from_offset", BigInteger, _dead_letter.record_offset >= bindparam("from_offset", type_=BigInteger)),
+    _if_given("to_offset", BigInteger, _dead_letter.record_offset < bindparam("to_offset", type_=BigInteger)),
+    _if_given("error", Text, func.strpos(_dead_letter.error, bindparam("error", type_=Text)) > 0),
+    _if_given("exception", Text, _exception == bindparam("exception", type_=Text)),
+    _if_given("error_line", Text, _dead_letter.error_line == bindparam("error_line", type_=Text)),
+    _if_given("since", _time, _dead_letter.dead_lettered_at >= bindparam("since", type_=_time)),
+)
+IN_ORDER = (
+    select(_dead_letter.id)
+    .where(_dead_letter.consumer_group == GROUP, _dead_letter.id == func.any(array("ids", BigInteger)))
+    .order_by(*_order)
+)
 # By its place, not by its id: the last dead letter of the page before may have been deleted meanwhile.
 _after = [bindparam(f"after_{each.name}", type_=each.type) for each in _order]
 LIST_DEAD_LETTERS = (
     select(*_whole(case((bindparam("with_values", type_=Boolean), _dead_letter.value))))
     .where(
-        _dead_letter.consumer_group == GROUP,
-        _if_given("topic", Text, _dead_letter.topic == bindparam("topic", type_=Text)),
-        _if_given("partition", Integer, _dead_letter.partition == bindparam("partition", type_=Integer)),
-        _if_given("states", ARRAY(Text), _dead_letter.state == func.any(array("states", Text))),
-        _if_given("cause", Text, _dead_letter.cause == bindparam("cause", type_=Text)),
-        _if_given("from_offset", BigInteger, _dead_letter.record_offset >= bindparam("from_offset", type_=BigInteger)),
-        _if_given("to_offset", BigInteger, _dead_letter.record_offset < bindparam("to_offset", type_=BigInteger)),
-        _if_given("error", Text, func.strpos(_dead_letter.error, bindparam("error", type_=Text)) > 0),
-        _if_given("since", _time, _dead_letter.dead_lettered_at >= bindparam("since", type_=_time)),
+        *_conditions,
         _if_given("after_id", BigInteger, tuple_(*_order) > tuple_(*_after)),
     )
     .order_by(*_order)
     .limit(bindparam("most", type_=BigInteger))
+)
+# Grouped in a query around it: the pattern of the exception is a parameter, and another one in each clause.
+_failed = (
+    select(
+        *(_dead_letter.cause, _exception.label("exception"), _dead_letter.error_line, _dead_letter.topic),
+        *(_dead_letter.id, _dead_letter.dead_lettered_at, _dead_letter.error),
+    )
+    .where(*_conditions)
+    .subquery("failed")
+)
+_failure = (_failed.c.cause, _failed.c.exception, _failed.c.error_line)
+DEAD_LETTERS_BY_CAUSE = (
+    select(
+        *_failure,
+        func.count().label("count"),
+        func.array_agg(distinct(_failed.c.topic)).label("topics"),
+        func.min(_failed.c.dead_lettered_at).label("first_at"),
+        func.max(_failed.c.dead_lettered_at).label("last_at"),
+        func.min(_failed.c.id).label("first_id"),
+        func.min(_failed.c.error).label("error"),
+    )
+    .group_by(*_failure)
+    .order_by(func.count().desc(), func.min(_failed.c.id))
 )
 
 # -- replay and discard  -----------------------------------------------------------------------------------------

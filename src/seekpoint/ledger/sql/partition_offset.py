@@ -9,6 +9,8 @@ always locked in the order (topic, partition): callers sort the arrays, and the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 from psycopg.sql import Literal
@@ -52,6 +54,7 @@ def constant(value: str) -> ColumnElement[str]:
 
 
 ZERO: ColumnElement[int] = literal_column("0", Integer)
+ONE: ColumnElement[int] = literal_column("1", Integer)
 
 
 def array(name: str, of: Any) -> BindParameter[Any]:
@@ -71,7 +74,14 @@ def unnest(alias: str, **columns: Any) -> TableValuedAlias:
 
 def arrays(given: TableValuedAlias, rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
     """The parameters of an :func:`unnest`: rows of values, in the order of its columns, as one array a column."""
-    return {f"{given.name}_{each.name}": [row[n] for row in rows] for n, each in enumerate(given.c)}
+    values = zip(*rows, strict=True) if rows else repeat(())
+    return dict(zip(_names(given), map(list, values), strict=False))
+
+
+@lru_cache
+def _names(given: TableValuedAlias) -> tuple[str, ...]:
+    """The parameters of an :func:`unnest`, in the order of its columns."""
+    return tuple(f"{given.name}_{each.name}" for each in given.c)
 
 
 def is_row_of(given: TableValuedAlias | CTE) -> tuple[ColumnElement[bool], ...]:
@@ -164,6 +174,7 @@ _locked = lock_each(
     offset.token == HELD.c.token,  # I2: only the holder of the current claim
     offset.next_offset == HELD.c.from_offset,  # I3: only from the exact position that was read
 )
+_NOT_EXPECTED = "claim or position is not the expected one; rows"
 
 
 def set_local(name: str) -> ColumnElement[Any]:
@@ -178,7 +189,7 @@ def _hold(*settings: str) -> Any:
     """
     rows = select(func.count().label("n")).select_from(HELD.join(_locked, true())).cte("rows")
     return select(
-        _expected(rows.c.n, "claim or position is not the expected one; rows held: ").label("held"),
+        _expected(rows.c.n, f"{_NOT_EXPECTED} held: ").label("held"),
         func.pg_current_xact_id().cast(Text).label("transaction"),
         *map(set_local, settings),
     )
@@ -199,36 +210,42 @@ MOVING = unnest(
     leader_epoch=Integer,
     record_time=DateTime(timezone=True),
 )
-_moving = _to_update("moving", MOVING)
-# After a single-record attempt or a part of a suspect range: later records may still crash the process. The next
-# owner has to apply them in parts, too, up to the end of the range.
-_is_careful = and_(
-    or_(offset.attempt_running, offset.suspect_running),
-    or_(offset.suspect_end.is_(None), _moving.c.to_offset < offset.suspect_end),
-)
-_moved = (
-    update(partition_offset)
-    .where(
-        *is_row_of(_moving),
-        offset.token == _moving.c.token,  # I2
-        offset.next_offset == _moving.c.from_offset,  # I3
+
+
+def _moved(moving: CTE) -> CTE:
+    """How many positions were moved, where token and position are as expected."""
+    # After a single-record attempt or a part of a suspect range: later records may still crash the process. The next
+    # owner has to apply them in parts, too, up to the end of the range.
+    is_careful = and_(
+        or_(offset.attempt_running, offset.suspect_running),
+        or_(offset.suspect_end.is_(None), moving.c.to_offset < offset.suspect_end),
     )
-    .values(
-        next_offset=_moving.c.to_offset,
-        leader_epoch=_moving.c.leader_epoch,
-        record_time=func.coalesce(_moving.c.record_time, offset.record_time),
-        committed_at=func.clock_timestamp(),
-        unreleased_claims=case((_is_careful, offset.unreleased_claims), else_=ZERO),
-        suspect_end=case((_is_careful, offset.suspect_end)),
-        suspect_part_end=case((and_(_is_careful, ~offset.suspect_running), offset.suspect_part_end)),
-        suspect_running=false(),
-        **NO_ATTEMPT,
-        **NO_STOP,
+    moved = (
+        update(partition_offset)
+        .where(
+            *is_row_of(moving),
+            offset.token == moving.c.token,  # I2
+            offset.next_offset == moving.c.from_offset,  # I3
+        )
+        .values(
+            next_offset=moving.c.to_offset,
+            leader_epoch=moving.c.leader_epoch,
+            record_time=func.coalesce(moving.c.record_time, offset.record_time),
+            committed_at=func.clock_timestamp(),
+            unreleased_claims=case((is_careful, offset.unreleased_claims), else_=ZERO),
+            suspect_end=case((is_careful, offset.suspect_end)),
+            suspect_part_end=case((and_(is_careful, ~offset.suspect_running), offset.suspect_part_end)),
+            suspect_running=false(),
+            **NO_ATTEMPT,
+            **NO_STOP,
+        )
+        .returning(literal_column("1").label("one"))
+        .cte("moved")
     )
-    .returning(literal_column("1").label("one"))
-    .cte("moved")
-)
-_count = select(func.count().label("n")).select_from(_moved).cte("rows")
+    return select(func.count().label("n")).select_from(moved).cte("rows")
+
+
+_count = _moved(_to_update("moving", MOVING))
 _transaction = bindparam("transaction", type_=Text)
 
 # It also refuses if the transaction is not the one that hold began: after a handler's COMMIT, rows and offset would
@@ -246,9 +263,27 @@ ADVANCE = select(
             _count.c.n == bindparam("expected", type_=Integer),
             _refuse(f"{ENDED}; rows: ", _count.c.n),
         ),
-        else_=_refuse("claim or position is not the expected one; rows advanced: ", _count.c.n),
+        else_=_refuse(f"{_NOT_EXPECTED} advanced: ", _count.c.n),
     ).label("moved")
 )
+
+_held = lock_each(
+    "locked",
+    MOVING,
+    offset.token == MOVING.c.token,  # I2
+    offset.next_offset == MOVING.c.from_offset,  # I3
+)
+
+
+def _hold_and_advance(*settings: str) -> Any:
+    """Lock the rows of a batch's partitions in order and move them, or raise; the transaction's rows come after it."""
+    rows = _moved(_to_update("moving", MOVING, _held))
+    moved = _expected(rows.c.n, f"{_NOT_EXPECTED} advanced: ").label("moved")
+    return select(moved, *map(set_local, settings))
+
+
+HOLD_AND_ADVANCE = _hold_and_advance(*_SETTINGS)
+HOLD_AND_ADVANCE_17 = _hold_and_advance(*_SETTINGS, "transaction_timeout")
 
 
 def _all_or_refused(changed: CTE, why: str, label: str) -> Select[Any]:
@@ -319,11 +354,11 @@ RECORD_SUSPECTS = _all_or_refused(_watched, "the claim is not the expected one; 
 # -- claim, read, release ---------------------------------------------------------------------------------
 
 CONFIGURE = select(  # claims and resets are durable whatever batches are, and their waits are bounded
-    func.set_config(literal("synchronous_commit", Text), literal("on", Text), True),
-    func.set_config(literal("lock_timeout", Text), bindparam("lock_timeout", type_=Text), True),
-    func.set_config(literal("application_name", Text), bindparam("application_name", type_=Text), True),
+    func.set_config(constant("synchronous_commit"), constant("on"), true()),
+    func.set_config(constant("lock_timeout"), bindparam("lock_timeout", type_=Text), true()),
+    func.set_config(constant("application_name"), bindparam("application_name", type_=Text), true()),
     # A record's time near year 1 or 9999 is beyond what Python holds in a zone other than UTC.
-    func.set_config(literal("TimeZone", Text), literal("UTC", Text), True),
+    func.set_config(constant("TimeZone"), constant("UTC"), true()),
 )
 
 READ_GROUP = select(consumer_group).where(consumer_group.c.name == GROUP)
@@ -342,16 +377,19 @@ FIRST_COLUMNS = ["consumer_group", "topic", "partition", "topic_id", "first_offs
 
 
 def first_rows(given: TableValuedAlias, start: ColumnElement[int], epoch: int) -> Select[Any]:
-    """Values of ``FIRST_COLUMNS`` for partitions that have no row yet, in the order in which rows are locked."""
-    place, token = (given.c.topic, given.c.partition), given.c.token
-    return select(GROUP, *place, given.c.topic_id, start, start, token, literal(epoch, BigInteger)).order_by(*place)
+    """Values of ``FIRST_COLUMNS`` for partitions that have no row yet, in the order in which rows are locked.
+
+    The server draws the tokens: random, and so unique across failovers (I5).
+    """
+    place, token = (given.c.topic, given.c.partition), func.gen_random_uuid()
+    return select(GROUP, *place, given.c.topic_id, start, start, token, literal_column(str(epoch))).order_by(*place)
 
 
-WANTED = unnest("wanted", topic=Text, partition=Integer, topic_id=Uuid, token=Uuid)
+WANTED = unnest("wanted", topic=Text, partition=Integer, topic_id=Uuid)
 _claim = postgresql.insert(partition_offset).from_select(
     [*FIRST_COLUMNS, "owner", "claimed_at"],
     # A row that is missing beside others is an added partition: from its beginning.
-    first_rows(WANTED, literal(0, BigInteger), 1).add_columns(bindparam("owner", type_=Uuid), func.clock_timestamp()),
+    first_rows(WANTED, ZERO, 1).add_columns(bindparam("owner", type_=Uuid), func.clock_timestamp()),
 )
 _seconds_until_retry = func.greatest(
     func.extract("epoch", offset.retry_at - func.clock_timestamp()).cast(Double), literal_column("0")
@@ -365,13 +403,13 @@ CLAIM = _claim.on_conflict_do_update(
     index_elements=[offset.consumer_group, offset.topic, offset.partition],
     set_={
         "token": _claim.excluded.token,
-        "epoch": offset.epoch + 1,
+        "epoch": offset.epoch + ONE,
         "owner": _claim.excluded.owner,
         "claimed_at": _claim.excluded.claimed_at,
-        "unreleased_claims": case((_alive, offset.unreleased_claims), else_=offset.unreleased_claims + 1),
-        "attempts": case((and_(offset.attempt_running, _alive), offset.attempts - 1), else_=offset.attempts),
+        "unreleased_claims": case((_alive, offset.unreleased_claims), else_=offset.unreleased_claims + ONE),
+        "attempts": case((and_(offset.attempt_running, _alive), offset.attempts - ONE), else_=offset.attempts),
         "attempt_crashes": case(
-            (and_(offset.attempt_running, ~_alive), offset.attempt_crashes + 1), else_=offset.attempt_crashes
+            (and_(offset.attempt_running, ~_alive), offset.attempt_crashes + ONE), else_=offset.attempt_crashes
         ),
         "attempt_error": case((and_(offset.attempt_running, ~_alive), null()), else_=offset.attempt_error),
         "attempt_running": false(),
@@ -383,17 +421,16 @@ CLAIM = _claim.on_conflict_do_update(
 ).returning(
     offset.topic,
     offset.partition,
-    # As Claim has them, ...
+    # As Claim has them; without the topic id, which is the one that was asked for.
     offset.token,
     offset.epoch,
     offset.next_offset,
     offset.leader_epoch,
-    offset.topic_id,
     offset.unreleased_claims,
     case((offset.suspect_end > offset.next_offset, offset.suspect_end)).label("suspect_end"),
     case((offset.suspect_part_end > offset.next_offset, offset.suspect_part_end)).label("suspect_part_end"),
-    # ... and Attempt. At or past the position: compaction may have taken the records between the two.
-    case((and_(offset.attempts > 0, offset.attempt_offset >= offset.next_offset), offset.attempt_offset)).label(
+    # As Attempt has them. At or past the position: compaction may have taken the records between the two.
+    case((and_(offset.attempts > ZERO, offset.attempt_offset >= offset.next_offset), offset.attempt_offset)).label(
         "attempt_offset"
     ),
     offset.attempts,
@@ -404,7 +441,7 @@ CLAIM = _claim.on_conflict_do_update(
     offset.attempt_crashes,
 )
 
-# A stop, and what can be decided. The claim or move that the worker stopped under must be the row's (I2): another one
+# A stop, and what can be decided. The claim or reset that the worker stopped under must be the row's (I2): another one
 # has ended the stop. One statement per row: arrays of choices differ in length.
 _stop_kind, _stop_offset = bindparam("kind", type_=Text), bindparam("at_offset", type_=BigInteger)
 STOP = (
@@ -434,7 +471,7 @@ POSITIONS = select(_glanced).select_from(ASKED.join(_glanced, literal(True)))
 POSITIONS_LOCKED = select(_awaited).select_from(ASKED.join(_awaited, literal(True)))
 
 
-# Ours by its token; or by its owner, where a move drew another token and kept the owner (I5). An owner is drawn for
+# Ours by its token; or by its owner, where a reset drew another token and kept the owner (I5). An owner is drawn for
 # one process: whatever another one has claimed since matches neither (I2).
 def _is_ours(token: ColumnElement[Any]) -> ColumnElement[bool]:
     return or_(offset.token == token, offset.owner == bindparam("owner", type_=Uuid))

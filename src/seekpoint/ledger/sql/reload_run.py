@@ -25,9 +25,11 @@ from sqlalchemy import (
     update,
 )
 
+from seekpoint.ledger.sql import forget
 from seekpoint.ledger.sql.partition_offset import GROUP, unnest
 from seekpoint.ledger.tables import (
     IS_RESET,
+    LOWER_FIRST,
     RELOAD_CLOSED,
     admin_action,
     consumer_group,
@@ -174,14 +176,21 @@ _of_ours = and_(
 LETTERS = select(_dead_letter.topic, _dead_letter.partition, _dead_letter.record_offset).where(_of_ours, _left_out)
 LOST = (
     select(lost_range.c.topic, lost_range.c.topic_id, lost_range.c.partition, lost_range.c.from_offset,
-           lost_range.c.to_offset, lost_range.c.at)
+           lost_range.c.to_offset, lost_range.c.reason, lost_range.c.at)
     .where(lost_range.c.consumer_group == GROUP)
     .order_by(lost_range.c.at, lost_range.c.id)
 )  # fmt: skip
-MOVES = (
-    select(_action.topic, _action.partition, _action.to_offset, _action.at)
-    .where(_action.consumer_group == GROUP, IS_RESET)
+_is_of_these_positions = _action.id > forget.LAST_BEGIN.correlate(None).scalar_subquery()
+RESETS = (
+    select(_action.topic, _action.partition, _action.from_offset, _action.to_offset, _action.at)
+    .where(_action.consumer_group == GROUP, IS_RESET, _is_of_these_positions)
     .order_by(_action.id)
+)
+# The first offset of each partition before a reset has lowered it.
+FIRST_OFFSETS = (
+    select(_action.topic, _action.partition, func.max(_action.from_offset).label("first_offset"))
+    .where(_action.consumer_group == GROUP, _action.action == literal(LOWER_FIRST, Text), _is_of_these_positions)
+    .group_by(_action.topic, _action.partition)
 )
 
 # -- what was staged -------------------------------------------------------------------------------------------

@@ -1,0 +1,86 @@
+"""The roles that a ledger is used by, and the rights on its tables that each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from itertools import groupby
+from types import MappingProxyType
+
+
+class Role(StrEnum):
+    """Who uses a ledger. The owner, who migrates it, has every right on its tables without a grant."""
+
+    OWNER = "owner"
+    WRITER = "writer"
+    """Runs workers, replays dead letters, and reprocesses ranges."""
+    OPERATOR = "operator"
+    """Looks at groups, pauses and resets them, and closes dead letters; runs no pipeline's code."""
+    READER = "reader"
+    """Dashboards and exporters: the views, and what an exporter asks beside them; no keys, values, headers, errors."""
+    STAGER = "stager"
+    """Runs reloads, batches and exports: a writer with the tables of these jobs, and a schema for each run."""
+
+
+Rights = Mapping[str, tuple[str, ...]]
+"""Privileges by table or view, in the order in which they are granted."""
+
+_READ, _ADD, _CHANGE = ("SELECT",), ("SELECT", "INSERT"), ("SELECT", "INSERT", "UPDATE")
+_ALL = (*_CHANGE, "DELETE")
+_VERSION = "alembic_version"
+_VIEWS = {"lag": _READ, "group_status": _READ}
+
+_WRITER: dict[str, tuple[str, ...]] = {
+    _VERSION: _READ,
+    **dict.fromkeys(("consumer_group", "partition_offset", "group_topic", "dead_letter"), _CHANGE),
+    # What was done is only added to. SELECT: SQLAlchemy asks for the new row's id.
+    **dict.fromkeys(("admin_action", "lost_range"), _ADD),
+    **dict.fromkeys(("reload_run", "generation"), _READ),
+    **dict.fromkeys(("worker", "position_sample"), _ALL),
+    **dict.fromkeys(("reprocess_run", "replay_request"), _CHANGE),
+    "reprocess_dead_letter": _ADD,
+}
+_OPERATOR: dict[str, tuple[str, ...]] = {
+    _VERSION: _READ,
+    **dict.fromkeys(("consumer_group", "partition_offset", "dead_letter"), ("SELECT", "UPDATE")),
+    **dict.fromkeys(("admin_action", "lost_range", "replay_request"), _ADD),
+    **dict.fromkeys(("group_topic", "worker", "position_sample"), _READ),
+    **dict.fromkeys(("reload_run", "reload_position", "reload_staged", "generation"), _READ),
+    **dict.fromkeys(("export_manifest", "export_run", "reprocess_run", "reprocess_dead_letter"), _READ),
+    **_VIEWS,
+}
+_STAGER: dict[str, tuple[str, ...]] = {
+    **_WRITER,
+    **dict.fromkeys(("reload_run", "reload_position"), _CHANGE),
+    "reload_staged": _ADD,
+    "generation": _ALL,
+    **dict.fromkeys(("export_manifest", "export_run"), _ADD),
+    **_VIEWS,
+}
+RIGHTS: Mapping[Role, Rights] = MappingProxyType(
+    {Role.WRITER: _WRITER, Role.OPERATOR: _OPERATOR, Role.READER: {_VERSION: _READ, **_VIEWS}, Role.STAGER: _STAGER}
+)
+
+COLUMNS: Mapping[Role, Rights] = MappingProxyType(
+    {
+        Role.READER: {
+            "partition_offset": ("consumer_group", "topic", "partition", "topic_id"),
+            "reload_run": ("id", "state", "changed_at"),
+        }
+    }
+)
+"""Columns that a role may read, by table, where it may not read the whole table."""
+
+ON_DATABASE: Mapping[Role, tuple[str, ...]] = MappingProxyType(
+    {Role.WRITER: ("TEMPORARY",), Role.STAGER: ("CREATE", "TEMPORARY")}
+)
+"""An Upsert's rows go through a temporary table; each run of a job has a schema of its own."""
+
+ON_TARGETS: Mapping[Role, tuple[str, ...]] = MappingProxyType({Role.WRITER: _ALL, Role.STAGER: _ALL})
+"""On the tables that pipelines write. An Append needs no more than INSERT."""
+
+
+def granted(rights: Rights) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """The privileges with the tables that they are granted on, one statement each."""
+    for privileges, names in groupby(sorted(rights, key=lambda name: (rights[name], name)), rights.__getitem__):
+        yield privileges, list(names)

@@ -1,0 +1,77 @@
+"""Writes what operators look at: that a worker runs, where its positions and their logs are, what it declares.
+
+For display alone: each transaction is short, bounded and its own, and no decision uses what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from seekpoint.ledger.ledger import Ledger
+from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import status as sql
+from seekpoint.ledger.sql.partition_offset import APPLICATION, arrays
+from seekpoint.records import Partition, storable
+
+TIMEOUT = 1.0  # seconds, for each statement
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """Where a worker runs, as people look for it; ``library`` is the version of Seekpoint."""
+
+    host: str
+    pid: int
+    client_id: str | None
+    library: str
+
+
+class StatusTables:
+    """One worker's rows for display."""
+
+    def __init__(self, ledger: Ledger, process: WorkerProcess) -> None:
+        self._ledger, self._process, self._owner = ledger, process, ledger.owner
+
+    def seen(self, state: str) -> None:
+        """The worker runs, and is in this state."""
+        with self._begin() as tx:
+            tx.execute(
+                sql.WORKER_SEEN,
+                its_owner=self._owner,
+                its_host=storable(self._process.host),
+                its_pid=self._process.pid,
+                its_client=self._process.client_id,
+                its_version=self._ledger.version,
+                its_library=self._process.library,
+                its_state=state,
+            )
+
+    def sample(self, logs: Mapping[Partition, tuple[int, int]]) -> None:
+        """Store the positions of those of these partitions that this worker owns, each with its log's start and end."""
+        rows = [(*partition, *log) for partition, log in sorted(logs.items())]
+        with self._begin() as tx:
+            tx.execute(sql.INSERT_SAMPLES, its_owner=self._owner, **arrays(sql.SAMPLED, rows))
+
+    def prune(self, partitions: Collection[Partition]) -> None:
+        """Delete samples of these partitions that are too old, and workers that were not seen for a day."""
+        with self._begin() as tx:
+            tx.execute(sql.PRUNE_SAMPLES, **arrays(sql.PRUNED, sorted(partitions)))
+            tx.execute(sql.DELETE_UNSEEN)
+
+    def declare(self, declared: Mapping[str, Any]) -> None:
+        """Store what the pipeline declares, by topic; nothing where the group is at another handler version."""
+        with self._begin() as tx:
+            tx.execute(sql.STORE_DECLARED, its_version=self._ledger.version, its_declared=dict(declared))
+
+    @contextmanager
+    def _begin(self) -> Iterator[GroupConnection]:
+        with self._ledger.engine.connect() as connection:
+            connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                tx = self._ledger.group_connection(connection)
+                name = f"{APPLICATION}status {self._owner.hex[:8]} {self._ledger.group}"[:63]
+                tx.execute(sql.CONFIGURE, timeout=f"{round(TIMEOUT * 1000)}ms", application_name=name)
+                yield tx

@@ -1,0 +1,1 @@
+DELETE FROM seekpoint.partition_offset WHERE seekpoint.partition_offset.consumer_group = %(group)s::VARCHAR;

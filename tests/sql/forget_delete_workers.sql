@@ -1,0 +1,1 @@
+DELETE FROM seekpoint.worker WHERE seekpoint.worker.consumer_group = %(group)s::VARCHAR;

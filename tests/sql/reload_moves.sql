@@ -1,3 +1,0 @@
-SELECT seekpoint.admin_action.topic, seekpoint.admin_action.partition, seekpoint.admin_action.to_offset, seekpoint.admin_action.at
-FROM seekpoint.admin_action
-WHERE seekpoint.admin_action.consumer_group = %(group)s::VARCHAR AND seekpoint.admin_action.action = 'reset' ORDER BY seekpoint.admin_action.id;

@@ -1,0 +1,3 @@
+SELECT seekpoint.lag.consumer_group, seekpoint.lag.topic, seekpoint.lag.partition, seekpoint.lag.next_offset, seekpoint.lag.committed_at, seekpoint.lag.record_time, seekpoint.lag.owner, seekpoint.lag.host, seekpoint.lag.pid, seekpoint.lag.stop_kind, seekpoint.lag.stop_offset, seekpoint.lag.stopped_at, seekpoint.lag.dead_letters, seekpoint.lag.sampled_at, seekpoint.lag.sample_age, seekpoint.lag.log_start, seekpoint.lag.log_end, seekpoint.lag.lag_records, seekpoint.lag.lag_seconds, seekpoint.lag.headroom_records, seekpoint.lag.headroom_seconds
+FROM seekpoint.lag
+WHERE seekpoint.lag.consumer_group = any(%(names)s::TEXT[]);

@@ -1,0 +1,1 @@
+UPDATE seekpoint.consumer_group SET declared=(coalesce(seekpoint.consumer_group.declared, CAST('{}' AS JSONB)) || %(its_declared)s::JSONB) WHERE seekpoint.consumer_group.name = %(group)s::VARCHAR AND seekpoint.consumer_group.version = %(its_version)s::INTEGER AND ((coalesce(seekpoint.consumer_group.declared, CAST('{}' AS JSONB)) @> %(its_declared)s::JSONB)) IS NOT true;

@@ -1,0 +1,1 @@
+INSERT INTO seekpoint.worker (owner, consumer_group, host, pid, client_id, version, library, state) VALUES (%(its_owner)s::UUID, %(group)s::VARCHAR, %(its_host)s::VARCHAR, %(its_pid)s::INTEGER, %(its_client)s::VARCHAR, %(its_version)s::INTEGER, %(its_library)s::VARCHAR, %(its_state)s::VARCHAR) ON CONFLICT (owner) DO UPDATE SET seen_at = clock_timestamp(), state = excluded.state;

@@ -8,10 +8,13 @@ worker up.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from itertools import chain
 from operator import methodcaller
 from time import monotonic
 from typing import Any
@@ -19,6 +22,7 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as _TopicPartition
 
+from seekpoint.kafka.commits import Commit, commits_of
 from seekpoint.kafka.config import is_eager
 from seekpoint.records import LazyRecords, Partition, RawRecord, Record
 
@@ -35,6 +39,8 @@ _NO_RIGHT = {
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
+
+RARE = 10_000  # allocations between two runs of the garbage collector, from which on they are rare
 
 # Called from C, which notices an exception that the client has set although it returned a result; optimized bytecode
 # would not, and the exception would be raised by the next call, whatever that is.
@@ -159,15 +165,15 @@ class Client:
             self._paused.update(partitions)
             self._consumer.pause([_TopicPartition(*p) for p in partitions])
 
-    def resume(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
+    def resume(self, read_positions: Mapping[Partition, tuple[int, int | None]]) -> None:
         """Continue to read these from (offset, leader epoch of the record before it)."""
         with self._in_use:
-            self._paused.difference_update(cursors)
-            self._consumer.resume([_TopicPartition(*p) for p in cursors])
-            for p, cursor in cursors.items():  # without a seek it may take a second to begin
-                self._seek(_at(p, *cursor))
+            self._paused.difference_update(read_positions)
+            self._consumer.resume([_TopicPartition(*p) for p in read_positions])
+            for p, read_position in read_positions.items():  # without a seek it may take a second to begin
+                self._seek(_at(p, *read_position))
 
-    def continue_reading(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
+    def continue_reading(self, read_positions: Mapping[Partition, tuple[int, int | None]]) -> None:
         """After a rebalance: read at once what is still assigned, from (offset, leader epoch of the record before it).
 
         Under an incremental protocol the client stops fetching all partitions around a callback, throws its buffers
@@ -177,9 +183,9 @@ class Client:
             self.rebalanced = False
             if self._eager:  # then all of them are assigned again
                 return
-            for p in self._assigned(cursors):
+            for p in self._assigned(read_positions):
                 if p not in self._paused:
-                    self._seek(_at(p, *cursors[p]))
+                    self._seek(_at(p, *read_positions[p]))
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -202,6 +208,30 @@ class Client:
             first = self._consumer.poll(max(0.0, min(left, SLICE)))  # a callback does not end a poll early
             if first is not None or left <= SLICE or self.rebalanced:
                 return first
+
+    def commit(self, commits: Mapping[Partition, Commit]) -> KafkaError | None:
+        """Send these commits to Kafka, for display; the answer comes to the client's ``on_commit``.
+
+        Returns the client's error where they cannot be sent.
+        """
+        with self._in_use:
+            try:
+                self._consumer.commit(offsets=[each.at(at) for at, each in commits.items()], asynchronous=True)
+            except KafkaException as error:
+                return error.args[0]  # type: ignore[no-any-return]
+        return None
+
+    def committed(self, partitions: Collection[Partition], timeout: float) -> dict[Partition, Commit]:
+        """The group's commits in Kafka, for display; none where it does not answer within ``timeout`` seconds.
+
+        Asked by the consumer: librdkafka 2.16 aborts the process where an admin client has asked for commits, and the
+        broker went away and came back.
+        """
+        with self._in_use:
+            try:
+                return commits_of(self._consumer.committed([_TopicPartition(*p) for p in partitions], timeout))
+            except KafkaException:
+                return {}
 
     def renew_membership(self) -> bool:
         """Renew the membership without reading or running a callback; False if the consumer is in use."""
@@ -287,25 +317,33 @@ def lazy_records(
     """Messages (none of them an error) as lazy records, and those whose headers cannot be read, with the error.
 
     Headers are read now, before any record is applied. ``partition`` is that of all of them, None where there are
-    several. Fields are copied out of the messages now, too: messages that are kept cost Python's garbage collector
-    more than all this.
+    several. The messages themselves are kept only where Python's garbage collector rarely runs: it visits each of them.
     """
     many: Any = messages
     count, headers, failures = len(many), *_headers(many)
-    topics: list[Any] = [m.topic() for m in many] if partition is None else [partition.topic] * count
-    numbers = [m.partition() for m in many] if partition is None else [partition.number] * count
-    offsets, epochs = [m.offset() for m in many], [m.leader_epoch() for m in many]
-    times = [None if kind == TIMESTAMP_NOT_AVAILABLE else ms for kind, ms in [m.timestamp() for m in many]]
-    keys, values = [m.key() for m in many], [m.value() for m in many]
+    kind: Any = type(many[0]) if count else Message  # map() over its functions: half the time of a comprehension
+    topics: list[Any] = list(map(kind.topic, many)) if partition is None else [partition.topic] * count
+    numbers = list(map(kind.partition, many)) if partition is None else [partition.number] * count
+    keys, values, offsets = list(map(kind.key, many)), list(map(kind.value, many)), list(map(kind.offset, many))
+    late: Callable[[], tuple[Any, ...]] = partial(_times_and_epochs, kind, many)
+    if gc.isenabled() and gc.get_threshold()[0] < RARE:
+        late = partial(tuple, late())
 
     def make() -> list[RawRecord]:
+        times, epochs = late()
         pairs = [tuple(h or ()) for h in headers]
         return list(map(Record, topics, numbers, offsets, times, keys, values, pairs, epochs))
 
-    size = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+    size = sum(map(len, filter(None, chain(keys, values))))
     topic = topics[0] if count and topics.count(topics[0]) == count else None
-    records = LazyRecords(values, offsets, make, topic=topic, size=size)
+    records = LazyRecords(values, offsets, make, topic=topic, partitions=numbers, size=size)
     return records, [(records[n], Unreadable(records[n], failure)) for n, failure in failures.items()]
+
+
+def _times_and_epochs(kind: Any, messages: list[Any]) -> tuple[list[int | None], list[int | None]]:
+    """Each message's timestamp in milliseconds, and its leader epoch; None where there is none."""
+    times = [None if of == TIMESTAMP_NOT_AVAILABLE else ms for of, ms in map(kind.timestamp, messages)]
+    return times, list(map(kind.leader_epoch, messages))
 
 
 def _headers(messages: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
@@ -87,7 +88,13 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
         if key in config:
             raise ConfigError(f"remove {key!r} from the Kafka configuration: it has no effect with offsets in Postgres")
     owned = {key: value for key, (value, _) in OWNED.items()}
-    return {**DEFAULTS, "client.id": f"seekpoint-{group}", **config, **owned, "group.id": group}
+    return {
+        **DEFAULTS,
+        "client.id": f"seekpoint-{group}-{socket.gethostname()}-{os.getpid()}",
+        **config,
+        **owned,
+        "group.id": group,
+    }
 
 
 def is_eager(config: Mapping[str, Any]) -> bool:

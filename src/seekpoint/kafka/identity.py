@@ -10,15 +10,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from time import monotonic
 from typing import Any, TypeVar
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from seekpoint.errors import ConfigError, KafkaUnavailable
+from seekpoint.kafka import librdkafka
 from seekpoint.kafka.config import make_admin
 
 T = TypeVar("T")
+Wait = Callable[[float], T]  # waits at most so many seconds; raises KafkaException, or TimeoutError
 NO_ID = UUID(int=0)  # what brokers answer that know the topic and not (or not yet) its id
 
 
@@ -39,8 +44,8 @@ class KafkaRefused(KafkaUnavailable):
 class Answer:
     """A request for the ids of topics that was sent; ``result()`` waits for the answer."""
 
-    def __init__(self, futures: Mapping[str, Future[Any]], timeout: float) -> None:
-        self._futures, self._timeout = futures, timeout
+    def __init__(self, waits: Mapping[str, Wait[UUID]], timeout: float) -> None:
+        self._waits, self._timeout = waits, timeout
 
     def result(self) -> dict[str, UUID | None]:
         """The id of each topic, None for one that the broker asked does not know. Raises KafkaUnavailable.
@@ -48,14 +53,17 @@ class Answer:
         None is a retriable answer: a broker that has just started, or whose metadata lags, gives it for a topic that
         exists.
         """
-        return {topic: self._one(topic, future) for topic, future in self._futures.items()}
+        return {topic: self._one(topic, wait) for topic, wait in self._waits.items()}
 
-    def _one(self, topic: str, future: Future[Any]) -> UUID | None:
-        described = _described(topic, future, self._timeout)
-        if described is None:
-            return None
-        high, low = described.topic_id.get_most_significant_bits(), described.topic_id.get_least_significant_bits()
-        return UUID(int=(high % 2**64 << 64) | low % 2**64)
+    def known(self) -> dict[str, UUID | None]:
+        """As ``result()``, for decisions that are final: raises KafkaUnavailable also for an id not known yet."""
+        found = self.result()
+        if unknown := sorted(topic for topic, topic_id in found.items() if topic_id == NO_ID):
+            raise KafkaUnavailable(f"the broker knows topic {unknown[0]!r}, and not its id yet: try again")
+        return found
+
+    def _one(self, topic: str, wait: Wait[UUID]) -> UUID | None:
+        return _described(topic, wait, self._timeout)
 
 
 class _Reason:
@@ -84,13 +92,35 @@ class Identity:
         self._why = _Reason()
         callbacks: Mapping[str, Any] = {"error_cb": self._why.note}
         self.admin = make_admin(config, **callbacks)
+        self._handle = librdkafka.handle_of(self.admin)
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
+        self._is_connected = False
+
+    def connect(self, topics: Collection[str]) -> float:
+        """Wait for the first answer of a broker, about these topics; returns the seconds that are left of ``timeout``.
+
+        A request that goes to the leaders of partitions needs it: without a connection the client looks for them a
+        second time only after 3 s. A failure is not raised: that request fails, too.
+        """
+        deadline = monotonic() + self.timeout
+        if not self._is_connected:
+            with suppress(KafkaUnavailable):
+                self.known(topics)
+                self._is_connected = True
+        return max(deadline - monotonic(), 0.1)
 
     def ask(self, topics: Collection[str]) -> Answer:
         """Send the question for the topics' ids; do something else until the answer is needed (about 1 ms)."""
-        futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
-        return Answer(futures, self.timeout + 1)
+        if self._handle is None:
+            waits = {topic: partial(_topic_id, future) for topic, future in self._describe(topics).items()}
+        else:
+            asked = self._handle.ask(sorted(topics), self.timeout)
+            waits = {topic: partial(asked.wait, topic) for topic in sorted(topics)}
+        return Answer(waits, self.timeout + 1)
+
+    def _describe(self, topics: Collection[str]) -> Mapping[str, Future[Any]]:
+        return self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
 
     def cluster_id(self) -> str:
         """The id of the cluster. Raises KafkaUnavailable."""
@@ -118,8 +148,8 @@ class Identity:
 
     def known(self, topics: Collection[str]) -> dict[str, int]:
         """How many partitions each topic has, without those that the broker does not know. Raises KafkaUnavailable."""
-        futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
-        described = {topic: _described(topic, future, self.timeout + 1) for topic, future in futures.items()}
+        futures = self._describe(topics)
+        described = {topic: _described(topic, future.result, self.timeout + 1) for topic, future in futures.items()}
         return {topic: len(found.partitions) for topic, found in described.items() if found is not None}
 
 
@@ -137,10 +167,15 @@ def _in_background(call: Callable[..., T], **arguments: Any) -> Future[T]:
     return answer
 
 
-def _described(topic: str, future: Future[Any], timeout: float) -> Any | None:
-    """What the brokers say of a topic, None for one that does not exist. Raises KafkaUnavailable."""
+def _topic_id(described: Future[Any], timeout: float) -> UUID:
+    found = described.result(timeout).topic_id
+    return librdkafka.uuid_of(found.get_most_significant_bits(), found.get_least_significant_bits())
+
+
+def _described(topic: str, wait: Wait[T], timeout: float) -> T | None:
+    """What the brokers answer about a topic, None for one that does not exist. Raises KafkaUnavailable."""
     try:
-        return future.result(timeout)
+        return wait(timeout)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None

@@ -7,36 +7,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from seekpoint import remedies
 from seekpoint.errors import OffsetLost, TopicUnknown
 from seekpoint.kafka.watermarks import Edge, Watermarks
 from seekpoint.records import Partition
 
 
 def classify(
-    positions: Mapping[Partition, int], watermarks: Watermarks, moves: Mapping[Partition, str]
+    group: str, positions: Mapping[Partition, int], watermarks: Watermarks, moves: Mapping[Partition, str]
 ) -> dict[Partition, OffsetLost]:
-    """Why each position was refused; ``moves`` are resets that put it there. Raises KafkaUnavailable."""
+    """Why each position of the group was refused; ``moves`` are resets that put it there. Raises KafkaUnavailable."""
     starts, ends = watermarks.starts(list(positions)), watermarks.ends(list(positions))
-    return {p: lost(p, offset, starts[p], ends[p], moves.get(p)) for p, offset in positions.items()}
+    return {p: lost(group, p, offset, (starts[p], ends[p]), moves.get(p)) for p, offset in positions.items()}
 
 
-def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | None = None) -> OffsetLost:
+def lost(
+    group: str, partition: Partition, offset: int, edges: tuple[Edge, Edge], move: str | None = None
+) -> OffsetLost:
     """The error with what happened to ``offset`` and the choices; ``move`` says who reset the position to it."""
-    call, log = f"Ledger.reset_offset({partition.topic!r}, {partition.number}", f"log=({start.offset}, {end.offset})"
-    elsewhere = f"elsewhere: {call}, to=<offset>, log=None, reason=...) moves it without a look at the log"
+    start, end = edges
+    log, other = (start.offset, end.offset), remedies.reset_to_offset(group, partition)
+    elsewhere = f"elsewhere: {other} continues at that offset"
     stop = "stop: leave it; nothing is read or written until it is decided"
     if offset < start.offset:
         why = f"{'retention has passed it' if move is None else move}: the first offset left is {start.offset}, up to "
         why += f"{start.offset - offset} records are lost"
+        accept = remedies.accept_lost(group, partition, start.offset, log, "retention")
         choices = (
-            f"give them up: {call}, to={start.offset}, {log}, lost='retention', reason=...) records the range",
+            f"give them up: {accept} continues at the first offset left, and records the range",
             "bring them back: restore the rows from an archive, then move",
         )
     elif offset > end.offset:
         cause = "the log was truncated, or belongs to other brokers" if move is None else move
         why = f"it is past the end of the log ({end.offset}): {cause}"
         choices = (
-            f"go back: {call}, to={end.offset}, {log}, reason=...) reads what is written from now on",
+            f"go back: {remedies.accept_lost(group, partition, end.offset, log)} reads what is written from now on",
             "check that these are the brokers that were read before",
         )
     else:
@@ -45,8 +50,8 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | 
             "what was applied may not be what the log holds now"
         )
         choices = (
-            f"accept: {call}, to={offset}, {log}, reason=...) continues here",
-            f"read again: {call}, to=<offset before the truncation>, {log}, reason=...)",
+            f"accept: {remedies.accept_lost(group, partition, offset, log)} continues here",
+            f"read again: {other}, with an offset before the truncation",
         )
     return OffsetLost(partition, offset, why, choices=(*choices, elsewhere, stop))
 

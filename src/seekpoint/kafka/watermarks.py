@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not re-exported by its stubs
 
 from seekpoint.errors import ConfigError, KafkaUnavailable
+from seekpoint.kafka.commits import read_commits
 from seekpoint.kafka.identity import Identity
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
@@ -39,19 +41,29 @@ class Watermarks:
         """The offset after the last record that can be read."""
         return self._ask(dict.fromkeys(partitions, _LATEST))
 
-    def _ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, Edge]:
+    def logs(self, partitions: Collection[Partition]) -> dict[Partition, tuple[int, int]]:
+        """First and stable end offset of each log; without those for which no broker answers."""
+        starts = self._ask(dict.fromkeys(partitions, _EARLIEST), skip=True)
+        ends = self._ask(dict.fromkeys(starts, _LATEST), skip=True)
+        return {p: (starts[p].offset, end.offset) for p, end in ends.items()}
+
+    def _ask(self, specs: Mapping[Partition, Any], *, skip: bool = False) -> dict[Partition, Edge]:
+        """The answers. Raises KafkaUnavailable where one is missing, unless those are to be left out (``skip``)."""
         if not specs:
             return {}
+        timeout = self._identity.connect({p.topic for p in specs})
         futures = self._identity.admin.list_offsets(
             {TopicPartition(p.topic, p.number): spec for p, spec in specs.items()},
             isolation_level=self._isolation,
-            request_timeout=self._identity.timeout,
+            request_timeout=timeout,
         )
         answers: dict[Partition, Edge] = {}
         for at, future in futures.items():
             try:
-                info = future.result(self._identity.timeout + 1)
+                info = future.result(timeout + 1)
             except (KafkaException, TimeoutError) as error:
+                if skip:
+                    continue
                 raise KafkaUnavailable(f"no answer about the log of {at.topic}/{at.partition}: {error}") from error
             epoch = info.leader_epoch
             answers[Partition(at.topic, at.partition)] = Edge(
@@ -71,7 +83,9 @@ class Watermarks:
             case "latest":
                 return _offsets(self.ends(partitions))
             case "time":
-                return self._at_time(partitions, start)
+                if start.at is None:
+                    raise ConfigError("StartAt.time needs a time")
+                return self.at_time(partitions, start.at)
             case "offsets":
                 if unknown := [str(p) for p, _ in start.given if p.topic == topic and p not in partitions]:
                     raise ConfigError(
@@ -82,22 +96,23 @@ class Watermarks:
             case _:
                 return self._committed(partitions, group)
 
-    def _at_time(self, partitions: Collection[Partition], start: StartAt) -> dict[Partition, int]:
-        if start.at is None:
-            raise ConfigError("StartAt.time needs a time")
-        found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(round(start.at.timestamp() * 1000))))
+    def at_time(self, partitions: Collection[Partition], at: datetime) -> dict[Partition, int]:
+        """The first offset whose record has a timestamp at or after ``at``; the end of the log where none has."""
+        found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(round(at.timestamp() * 1000))))
         late = [p for p, edge in found.items() if edge.offset < 0]  # no record is that late: start at the end
         return _offsets(found) | _offsets(self.ends(late))
 
     def _committed(self, partitions: Collection[Partition], group: str) -> dict[Partition, int]:
-        """Kafka's committed offsets of the group, imported once (I6)."""
-        asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.number) for p in partitions])]
-        try:
-            answer = self._identity.admin.list_consumer_group_offsets(asked)[group].result(self._identity.timeout + 1)
-        except (KafkaException, TimeoutError) as error:
-            raise KafkaUnavailable(f"no answer about the commits of group {group!r}: {error}") from error
-        known = {Partition(at.topic, at.partition): at.offset for at in answer.topic_partitions if at.offset >= 0}
-        return _named(partitions, known, f"group {group!r} has no commit in Kafka for")
+        """Kafka's committed offsets of the group, imported once (I6). Raises ConfigError for those of a mirror."""
+        found = read_commits(self._identity, group, partitions)
+        if mirrored := sorted(partition for partition, commit in found.items() if commit.is_mirror):
+            raise ConfigError(
+                f"StartAt.committed: a Seekpoint worker has mirrored the commit of group {group!r} for "
+                f"{', '.join(map(str, mirrored))}, and it may be older than the position in its ledger: read that "
+                "(`seekpoint offsets export`), and give it as StartAt.offsets"
+            )
+        offsets = {partition: commit.offset for partition, commit in found.items()}
+        return _named(partitions, offsets, f"group {group!r} has no commit in Kafka for")
 
 
 def _offsets(edges: Mapping[Partition, Edge]) -> dict[Partition, int]:

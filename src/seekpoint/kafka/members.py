@@ -1,0 +1,42 @@
+"""The members of consumer groups, as the brokers know them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException
+
+from seekpoint.errors import KafkaUnavailable
+from seekpoint.kafka.identity import Identity
+
+_NO_ANSWER = {KafkaError.GROUP_AUTHORIZATION_FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a consumer group: its ``client.id``, and its host as the broker sees it."""
+
+    client_id: str
+    host: str
+
+
+def members(identity: Identity, groups: Collection[str]) -> dict[str, list[Member] | None]:
+    """The members of each group, under either protocol; None where this client may not ask. Raises KafkaUnavailable."""
+    if not groups:
+        return {}
+    asked = identity.admin.describe_consumer_groups(sorted(groups), request_timeout=identity.timeout)
+    found: dict[str, list[Member] | None] = {}
+    for group, future in asked.items():
+        try:
+            described = future.result(identity.timeout + 1)
+        except TimeoutError as error:
+            raise KafkaUnavailable(f"no answer about group {group!r} within {identity.timeout:g} s") from error
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code not in {*_NO_ANSWER, KafkaError.GROUP_ID_NOT_FOUND}:
+                raise KafkaUnavailable(f"no answer about group {group!r}: {error.args[0].str()}") from error
+            found[group] = None if code in _NO_ANSWER else []
+            continue
+        found[group] = [Member(str(each.client_id), str(each.host)) for each in described.members]
+    return found

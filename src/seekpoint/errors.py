@@ -12,6 +12,7 @@
     ├── StandbyRequired         a reload to this handler version is open: the worker waits until it has ended
     ├── DeclarationDiffers      the group writes records of a topic to other tables than this pipeline
     ├── GroupPaused             an operator paused the group
+    ├── GroupForgotten          an operator had the ledger forget the group
     ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
     ├── KafkaUnavailable        the brokers did not answer in time; ask again later
     ├── CodecUnavailable        a service that a codec needs does not answer, as a schema registry; the worker waits
@@ -22,7 +23,8 @@
     ├── RangeStuck              a range of the log cannot be read to its end
     ├── ArchiveDamaged          a file of an archive is missing, truncated or changed
     ├── ReloadRefused           a reload cannot be opened or published
-    │   └── BatchRefused        a batch cannot be run: nothing of it is written
+    │   ├── BatchRefused        a batch cannot be run: nothing of it is written
+    │   └── ReprocessRefused    a range cannot be reprocessed, or no further: what was committed stays
     ├── CutOverRefused          a cut-over would wait, delete or change more than was allowed: the run stays open
     ├── ReloadOver              the run has ended, or another driver has taken it over
     └── PartitionStopped        this partition waits for a decision; the others continue
@@ -39,11 +41,12 @@ Errors of the database and of Kafka pass through unwrapped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 from uuid import UUID
 
+from seekpoint import remedies
 from seekpoint.records import Failure, Partition, Record
 
 
@@ -167,9 +170,37 @@ class GroupPaused(SeekpointError):  # noqa: N818
     def __init__(self, group: str, reason: str | None, actor: str | None) -> None:
         super().__init__(
             f"group {group!r} is paused by {actor or 'unknown'}: {reason or 'no reason given'}; "
-            f"resume it with Ledger.resume()"
+            f"resume it: {remedies.resume(group)}"
         )
         self.group, self.reason, self.actor = group, reason, actor
+
+
+class GroupForgotten(SeekpointError):  # noqa: N818
+    """An operator had the ledger forget the group: nothing is applied under its name until that is undone or accepted.
+
+    ``actor`` and ``reason`` say by whom and why; ``at`` is when, as a start that accepts it names it.
+    """
+
+    def __init__(self, group: str, *, actor: str, reason: str, at: str) -> None:
+        super().__init__(
+            f"group {group!r} was forgotten by {actor} at {at}: {reason}"
+            + _listed(
+                (
+                    f"undo it: {remedies.undo_forget(group)}; it continues at its offsets",
+                    (
+                        "begin again at StartAt, as a new group: seekpoint run MODULE:NAME --accept-forgotten "
+                        f"{at}, or Worker(accept_forgotten={at!r})"
+                    ),
+                    "give the pipeline another group name",
+                )
+            )
+        )
+        self.group, self.actor, self.reason, self.at = group, actor, reason, at
+
+    @classmethod
+    def of(cls, group: str, forgotten: Mapping[str, Any]) -> Self:
+        """The error for what is stored of a forgotten group."""
+        return cls(group, actor=forgotten["by"], reason=forgotten["reason"], at=forgotten["at"])
 
 
 class ClusterChanged(SeekpointError):  # noqa: N818
@@ -236,17 +267,18 @@ class TopicRecreated(PartitionStopped):
     """The topic was deleted and created again: its id is not the one that the stored position belongs to."""
 
     @classmethod
-    def of(cls, partition: Partition, offset: int, stored: UUID, topic_id: UUID) -> Self:
-        """The error for a position that belongs to topic id ``stored``, with the choices."""
-        call, new = f"Ledger.reset_offset({partition.topic!r}, {partition.number}", f"topic_id={topic_id!r}"
+    def of(cls, group: str, partition: Partition, offset: int, *, stored: UUID, topic_id: UUID) -> Self:
+        """The error for a position of the group that belongs to topic id ``stored``, with the choices."""
+        beginning = remedies.restart_topic(group, partition, topic_id)
+        elsewhere = remedies.accept_topic(group, partition.topic, "--at OFFSET")
         return cls(
             partition,
             offset,
             f"topic {partition.topic!r} was deleted and created again: the stored offset belongs to topic id {stored}, "
             f"the brokers answer {topic_id}",
             choices=(
-                f"restart: {call}, to=0, {new}, log=None, reason=...) reads the new topic from offset 0",
-                f"continue: {call}, to=<offset>, {new}, log=(<start>, <end>), reason=...) reads from there",
+                f"restart: {beginning} reads the new topic from its beginning",
+                f"continue: {elsewhere} reads the new topic from there",
                 "stop: leave it; nothing is read or written until it is decided",
             ),
         )
@@ -316,6 +348,12 @@ class BatchRefused(ReloadRefused):
     """A batch cannot be run or applied now: nothing of it is written; ``reasons`` as above."""
 
     _what = "the batch cannot be run"
+
+
+class ReprocessRefused(ReloadRefused):
+    """A range cannot be reprocessed now, or no further; ``reasons`` as above. What was committed stays."""
+
+    _what = "the range is not reprocessed"
 
 
 class CutOverRefused(SeekpointError):  # noqa: N818

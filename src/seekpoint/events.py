@@ -306,11 +306,12 @@ class Advanced(Event):
 
 
 class Committed(Event):
-    """Rows and offsets became visible together (I1)."""
+    """Rows and offsets became visible together (I1). ``rows``: how many rows sinks were given, by table."""
 
     spans: tuple[Span, ...]
     records: int
     seconds: float
+    rows: Mapping[str, int] = field(default_factory=dict)
 
 
 class HandlerWroteNothing(Event):
@@ -500,6 +501,42 @@ class DatabaseTrouble(Event):
     text = "{error}{again}"
     error: Exception
     wait: float = 0.0
+
+
+class StatusNotStored(Event):
+    """What the ledger keeps for operators alone (workers, samples, declarations) is not stored; the worker works.
+
+    Announced once, until something is stored again.
+    """
+
+    level = logging.WARNING
+    text = "the rows for operators are not stored (the worker is not affected): {error}"
+    error: Exception
+
+
+class OtherCommits(Event):
+    """Kafka holds commits of the group's name that no mirror wrote: another consumer has, or had, this name.
+
+    The positions are the ledger's in any case. Announced once for each partition, before a mirror replaces them.
+    """
+
+    level = logging.WARNING
+    commits: Mapping[Partition, int]
+
+    def _message(self) -> str:
+        found = _listed(f"{partition} at {offset}" for partition, offset in sorted(self.commits.items()))
+        return f"Kafka holds commits of this group that are not the ledger's (the ledger's count): {found}"
+
+
+class MirrorFailed(Event):
+    """The positions are not committed to Kafka, for display; the worker works.
+
+    Announced once, until a commit succeeds, and at the third failure in a row: a rebalance refuses commits, too.
+    """
+
+    level = logging.WARNING
+    text = "the positions are not mirrored to Kafka (the worker is not affected): {error}"
+    error: str
 
 
 class Recovered(Event):

@@ -87,11 +87,12 @@ class LazyRecords(Sequence[RawRecord]):
     """Records of which only values and offsets are ready: ``Record`` objects are made at the first access to one.
 
     Where rows are copied into a table, the objects are needed only for records that fail, and making them takes longer
-    than decoding their values. ``topic`` is that of all of them, None where they may be of several; ``size`` the bytes
-    of their keys and values. ``make`` makes them all, and is called once.
+    than decoding their values. ``topic`` is that of all of them, None where they may be of several, ``partitions`` the
+    number of each one's partition, ``size`` the bytes of their keys and values. ``make`` makes them all, and is called
+    once. ``rows`` are those of a sink, where they were made before the records are applied.
     """
 
-    __slots__ = ("_made", "_make", "offsets", "size", "topic", "values")
+    __slots__ = ("_made", "_make", "offsets", "partitions", "rows", "size", "topic", "values")
 
     def __init__(
         self,
@@ -100,11 +101,13 @@ class LazyRecords(Sequence[RawRecord]):
         make: Callable[[], list[RawRecord]],
         *,
         topic: str | None,
+        partitions: Sequence[int],
         size: int,
     ) -> None:
-        self.values, self.offsets, self.topic, self.size = values, offsets, topic, size
+        self.values, self.offsets, self.topic, self.partitions, self.size = values, offsets, topic, partitions, size
         self._make: Callable[[], list[RawRecord]] | None = make
         self._made: list[RawRecord] = []
+        self.rows: Sequence[tuple[Any, ...]] | None = None
 
     def _records(self) -> list[RawRecord]:
         if self._make is not None:

@@ -2,238 +2,54 @@
 
 ``steps`` is the protocol; explore.py walks through all of it. What is modelled and what is not, what it taught, and how
 to run it: docs/internals/model.md. A string looked up in ``rules.broken`` breaks the line that contains it.
+
+Three planned changes of the commit path are modelled too; a field of ``Rules`` switches each on. Their rules (E1, ..)
+are on that page.
+
+express     A batch is closed before BEGIN, and the topic's id is asked for then; the answer is taken to be as old as
+            the question. One statement holds and advances the batch's partitions. A failed transaction keeps it.
+by_batch    *Hold* locks any of the active partitions. What is read of another one waits for the next transaction.
+read_ahead  Records for the next transaction are read while one ends. Its *hold* is sent in one flight with COMMIT: on
+            a lost connection it may lock the rows without its client; after an answer of ROLLBACK it is refused.
+
+Not modelled of them: rows that are not committed, and so whether a fenced worker is stopped before it writes; the
+order of locks within *hold*; ``batch_bytes``; time, and so how soon an idle check comes; advances to the end of a
+partition; a *hold* of a lost connection that waits for a lock before it passes; two transactions open at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from .state import (
-    DOUBT,
-    OUT,
-    READY,
-    Part,
-    Row,
-    Rules,
-    Slot,
-    State,
-    Tx,
-    Worker,
-    commit,
-    draw,
-    locked,
-    place,
-    put,
-    with_row,
+from .state import DOUBT, OUT, READY, Part, Row, Rules, State, Tx, commit, draw, locked, put, with_row
+from .worker_steps import (
+    Step,
+    ask,
+    claim,
+    die,
+    drop,
+    finish,
+    glance,
+    hold,
+    in_doubt,
+    informed,
+    look,
+    orphan,
+    read,
+    release,
+    unsure,
+    written,
 )
-
-
-class Step(NamedTuple):
-    what: str
-    to: State
-    fault: bool = False  # something went wrong, or another actor interfered: progress must not need it
-    needless: bool = False  # a refusal that the protocol promises to spare
-
-
-# -- one worker's steps ------------------------------------------------------------------------------------
-
-
-def owns(s: State, p: int, slot: Slot, rules: Rules) -> bool:
-    return s.db.rows[p].token == slot.token or "no token" in rules.broken
-
-
-def claim(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
-    """Assigned, perhaps again: wait for the row's lock, draw a token, learn the position."""
-    w, row = s.workers[i], s.db.rows[p]
-    slot = w.slots[p]
-    if s.claims[p] == rules.claims:
-        return
-    if locked(s, p) and "claim does not wait" not in rules.broken:
-        return
-    if w.version != s.db.version and "old code claims" not in rules.broken:
-        return
-    if row.topic != s.topic and "no topic id" not in rules.broken:
-        return
-    at = slot.known if "cached position" in rules.broken and slot.mode == READY else row.next
-    token = draw(s, p, rules)
-    t = put(unsure(s, p), i, place(w, p, Slot(READY, token, at, (), remembered(at, rules), sure=True)))
-    t = commit(t, with_row(s.db, p, row._replace(token=token)), rules)
-    if rules.claims >= 0:
-        t = t._replace(claims=tuple(n + (q == p) for q, n in enumerate(s.claims)))
-    alone = all(other.slots[p].mode == OUT for other in s.workers)  # else Kafka has to revoke it from the other worker
-    yield Step(f"{'AB'[i]} claims partition {p} at {at}", t, fault=not alone)
-
-
-def read(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
-    """Before *hold*, or into the open transaction that holds the partition."""
-    w = s.workers[i]
-    slot = w.slots[p]
-    if slot.mode != READY or (w.tx.sent if w.tx else slot.buffer):
-        return
-    for n in (1,) if w.tx else (1, 2):
-        if slot.cursor + n <= rules.records:
-            grown = slot._replace(cursor=slot.cursor + n, buffer=slot.buffer + (s.topic,) * n)
-            t = place(w, p, grown)
-            if w.tx:
-                late = w.tx.checked and "topic id before the last read" in rules.broken
-                parts = tuple(written(t, part.partition) if part.partition == p else part for part in w.tx.parts)
-                t = t._replace(tx=Tx(parts, checked=late))
-            yield Step(
-                f"{'AB'[i]} reads {p}:{slot.cursor}..{slot.cursor + n - 1} of incarnation {s.topic}", put(s, i, t)
-            )
-
-
-def written(w: Worker, p: int) -> Part:
-    return Part(p, w.slots[p].first, tuple((topic, w.version) for topic in w.slots[p].buffer))
-
-
-def drop(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
-    """With one partition, stands for: another partition of the batch was refused."""
-    w = s.workers[i]
-    if rules.partitions == 1 and w.slots[p].buffer:
-        t = place(w, p, w.slots[p]._replace(buffer=(), sure=False))
-        yield Step(f"{'AB'[i]} drops what it read of {p} and does not seek", put(s, i, t), fault=True)
-
-
-def glance(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
-    """An idle worker reads its row, without a lock: was it moved?"""
-    w, row = s.workers[i], s.db.rows[p]
-    slot = w.slots[p]
-    if slot.buffer or "idle worker does not look" in rules.broken:
-        return
-    if not owns(s, p, slot, rules) or row.next != slot.cursor:
-        yield Step(
-            f"{'AB'[i]} is idle on {p} and sees that it was moved",
-            put(s, i, place(w, p, slot._replace(mode=DOUBT, cursor=0, sure=False))),
-        )
-
-
-def look(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
-    """After a refusal or a lost connection: read the row under its lock, then resync or give the partition up."""
-    w, row = s.workers[i], s.db.rows[p]
-    slot, name = w.slots[p], "AB"[i]
-    if locked(s, p) and "looks without lock" not in rules.broken:
-        return
-    if "blind retry" in rules.broken and slot.buffer and not locked(s, p):
-        again = place(w, p, slot._replace(mode=READY))
-        yield Step(
-            f"{name} writes {p}:{slot.first}.. again, blindly", put(s, i, again._replace(tx=Tx((written(w, p),))))
-        )
-    elif not owns(s, p, slot, rules):
-        yield Step(f"{name} looks at {p}: no longer the owner", put(s, i, place(w, p, Slot())))
-    elif slot.buffer and "assumes committed" in rules.broken:
-        ahead = Slot(READY, slot.token, slot.cursor, (), sure=True)
-        yield Step(f"{name} takes {p} for committed", put(s, i, place(w, p, ahead)))
-    elif slot.buffer and row.next == slot.first:
-        back = slot._replace(mode=READY, sure=True)
-        yield Step(f"{name} looks at {p}: not committed, keeps its records", put(s, i, place(w, p, back)))
-    else:
-        back = Slot(READY, slot.token, row.next, (), remembered(row.next, rules), sure=True)
-        yield Step(f"{name} looks at {p}: goes on from {row.next}", put(s, i, place(w, p, back)))
-
-
-def release(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
-    """Revoked. (The real release clears only the owner's name: this one is harsher, it takes the token away.)"""
-    w, row = s.workers[i], s.db.rows[p]
-    slot = w.slots[p]
-    if locked(s, p):
-        return
-    t = put(s, i, place(w, p, Slot()))
-    if owns(s, p, slot, rules) or "release of a stranger's claim" in rules.broken:
-        t = commit(t, with_row(s.db, p, row._replace(token=draw(s, p, rules))), rules)
-        yield Step(f"{'AB'[i]} releases {p}", t, fault=True)
-
-
-def hold(s: State, i: int, rules: Rules) -> Iterator[Step]:
-    """Lock the rows of all active partitions, each at the cursor its reading began at; write what was read."""
-    w, name = s.workers[i], "AB"[i]
-    placed = [p for p, slot in enumerate(w.slots) if slot.mode == READY]
-    if not any(w.slots[p].buffer for p in placed) or any(locked(s, p) for p in placed):
-        return
-    refused = [p for p in placed if not holds(s, p, w.slots[p], rules)]
-    if not refused or ("refused records are written" in rules.broken and len(refused) < len(placed)):
-        tx = Tx(tuple(written(w, p) for p in placed))
-        yield Step(f"{name} holds {placed} and writes", put(s, i, w._replace(tx=tx)))
-        return
-    needless = any(w.slots[p].sure for p in refused)
-    for p in refused:
-        slot = w.slots[p]
-        w = place(w, p, Slot(DOUBT, slot.token, 0, (), slot.known))
-    yield Step(f"{name} is refused {refused} of {placed}", put(s, i, w), needless=needless)
-    others = [p for p in placed if p not in refused and w.slots[p].buffer]
-    for p in others:
-        w = place(w, p, w.slots[p]._replace(buffer=(), sure=False))
-    if others:
-        yield Step(
-            f"{name} is refused {refused} of {placed}, drops {others} too and does not seek", put(s, i, w), fault=True
-        )
-
-
-def holds(s: State, p: int, slot: Slot, rules: Rules) -> bool:
-    begin = slot.known if "from is the last commit" in rules.broken else slot.first
-    here = s.db.rows[p].next == begin or "no position" in rules.broken
-    return here and owns(s, p, slot, rules)
-
-
-def finish(s: State, i: int, rules: Rules) -> Iterator[Step]:
-    """The end of the worker's open transaction: topic's id, COMMIT, or a lost connection."""
-    w, name = s.workers[i], "AB"[i]
-    if not w.tx:
-        return
-    if not w.tx.checked:
-        same = all(s.db.rows[part.partition].topic == s.topic for part in w.tx.parts)
-        if same or not rules.broken.isdisjoint({"no topic id", "topic id at claim only"}):
-            yield Step(f"{name} checks the topic's id", put(s, i, w._replace(tx=w.tx._replace(checked=True))))
-        else:
-            yield Step(
-                f"{name} sees another topic id and stops", put(s, i, Worker((Slot(),) * len(w.slots), w.version))
-            )
-    elif not w.tx.sent:
-        yield Step(f"{name} sends COMMIT", put(s, i, w._replace(tx=w.tx._replace(sent=True))))
-    yield Step(f"{name} loses its connection", orphan(put(s, i, in_doubt(w)), w.tx), fault=True)
-
-
-def unsure(s: State, p: int) -> State:
-    """Another actor claims the partition, or changes its position."""
-    workers = (place(w, p, w.slots[p]._replace(sure=False)) if w.slots[p].sure else w for w in s.workers)
-    return s._replace(workers=tuple(workers))
-
-
-def remembered(at: int, rules: Rules) -> int:
-    """A position kept beside the cursor: only broken variants use it, the protocol does without."""
-    return 0 if rules.broken.isdisjoint({"from is the last commit", "cached position"}) else at
-
-
-def in_doubt(w: Worker) -> Worker:
-    assert w.tx
-    for part in w.tx.parts:
-        w = place(w, part.partition, w.slots[part.partition]._replace(mode=DOUBT, sure=False))
-    return w._replace(tx=())
-
-
-def orphan(s: State, tx: Tx | tuple[()]) -> State:
-    return s._replace(orphans=(*s.orphans, tx)) if tx else s
-
-
-def die(s: State, i: int, rules: Rules) -> Iterator[Step]:
-    w = s.workers[i]
-    fresh = Worker((Slot(),) * len(w.slots), s.db.version)
-    if w != fresh:
-        needed = w.version != s.db.version and all(slot.mode == OUT for slot in w.slots)
-        yield Step(f"{'AB'[i]} dies, the newest handler is deployed", orphan(put(s, i, fresh), w.tx), fault=not needed)
-
 
 # -- the server's steps ------------------------------------------------------------------------------------
 
 
 def write(row: Row, part: Part, *, advances: bool) -> Row:
-    end = part.start + len(part.records)
     applied = tuple(
-        (*marks, part.records[o - part.start]) if part.start <= o < end else marks
+        (*marks, part.records[o - part.start]) if part.start <= o < part.end else marks
         for o, marks in enumerate(row.applied)
     )
-    return row._replace(applied=applied, next=end if advances else row.next)
+    return row._replace(applied=applied, next=part.end if advances else row.next)
 
 
 def applied(s: State, tx: Tx, rules: Rules) -> State:
@@ -246,6 +62,8 @@ def applied(s: State, tx: Tx, rules: Rules) -> State:
             advances = n == 0  # the others' positions follow in a transaction of their own
         if "refused records are written" in rules.broken:
             advances = row.next == part.start
+        if "unheld records not advanced" in rules.broken:
+            advances = part.held
         moved = write(row, part, advances=advances)
         if "last processed instead of next" in rules.broken and part.records:
             moved = moved._replace(next=moved.next - 1)
@@ -258,25 +76,44 @@ def serve(s: State, rules: Rules) -> Iterator[Step]:
         if w.tx and w.tx.sent:
             done = applied(s, w.tx, rules)
             yield Step(f"{'AB'[i]}'s COMMIT takes effect", put(done, i, informed(w, w.tx, rules)))
-            yield Step(f"{'AB'[i]}'s COMMIT takes effect, the answer is lost", put(done, i, in_doubt(w)), fault=True)
+            yield Step(
+                f"{'AB'[i]}'s COMMIT takes effect, the answer is lost", put(done, i, in_doubt(w, rules)), fault=True
+            )
+            yield from answered_rollback(s, i, rules)
+            if rules.read_ahead:
+                both = orphan(put(done, i, in_doubt(w, rules)), w.tx._replace(sent=False))
+                yield Step(
+                    f"{'AB'[i]}'s COMMIT and the hold after it take effect, the answers are lost", both, fault=True
+                )
     for n, tx in enumerate(s.orphans):
         rest = s._replace(orphans=s.orphans[:n] + s.orphans[n + 1 :])
         yield Step("an abandoned transaction is rolled back", rest)
         if tx.sent:
             yield Step("an abandoned COMMIT takes effect", applied(rest, tx, rules))
+            if rules.read_ahead:
+                both = orphan(applied(rest, tx, rules), tx._replace(sent=False))
+                yield Step("an abandoned COMMIT and the hold after it take effect", both)
 
 
-def informed(w: Worker, tx: Tx, rules: Rules) -> Worker:
-    for part in tx.parts:
-        slot = w.slots[part.partition]
-        w = place(w, part.partition, slot._replace(buffer=(), known=remembered(slot.cursor, rules)))
-    return w._replace(tx=())
+def answered_rollback(s: State, i: int, rules: Rules) -> Iterator[Step]:
+    """COMMIT of a failed transaction is answered without an error: only its tag is another (E6)."""
+    w, name = s.workers[i], "AB"[i]
+    if not w.tx or not (rules.express or rules.read_ahead):
+        return
+    next_batch = informed(w, w.tx, rules)
+    if "every answer to COMMIT counts" in rules.broken:
+        yield Step(f"{name}'s COMMIT is answered ROLLBACK, taken for COMMIT", put(s, i, next_batch), fault=True)
+    if "hold after COMMIT compares no position" in rules.broken:
+        held = next_batch._replace(tx=Tx(tuple(written(next_batch, part.partition) for part in w.tx.parts)))
+        yield Step(f"{name}'s COMMIT is answered ROLLBACK, the hold after it passes", put(s, i, held), fault=True)
+    to = in_doubt(w, rules, READY)
+    yield Step(f"{name}'s COMMIT is answered ROLLBACK, its batch is kept", put(s, i, to), fault=True)
 
 
 def fail_over(s: State, rules: Rules) -> Iterator[Step]:
     """To an older commit: results and ledger go back together, open transactions are gone."""
     for db in s.past if s.failovers < rules.failovers else ():
-        workers = tuple(in_doubt(w) if w.tx else w for w in s.workers)
+        workers = tuple(in_doubt(w, rules) if w.tx else w for w in s.workers)
         for p in range(rules.partitions):
             workers = unsure(s._replace(workers=workers), p).workers
         t = s._replace(db=db, workers=workers, past=(), orphans=(), failovers=s.failovers + 1)
@@ -320,13 +157,15 @@ def recreate(s: State, rules: Rules) -> Iterator[Step]:
 
 
 ACTS = {OUT: (claim,), READY: (claim, read, drop, glance, release), DOUBT: (look,)}
+BUSY = (read, glance)  # H4: a partition that the open transaction does not hold is checked too
 
 
 def steps(s: State, rules: Rules) -> Iterator[Step]:
     for i, w in enumerate(s.workers):
         for p, slot in enumerate(w.slots):
-            for act in (read,) if w.tx else ACTS[slot.mode]:
+            for act in (BUSY if slot.mode == READY else ()) if w.tx else ACTS[slot.mode]:
                 yield from act(s, i, p, rules)
+        yield from ask(s, i, rules)
         yield from finish(s, i, rules) if w.tx else hold(s, i, rules)
         yield from die(s, i, rules)
     for anybody in (serve, fail_over, cut_over, move, recreate):

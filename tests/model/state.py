@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-OUT, READY, DOUBT = "out", "ready", "doubt"  # the state of a partition in a worker
+OUT, READY, DOUBT = "out", "ready", "doubt"  # what a worker knows of one partition
 STALE = -1  # the token of a worker that no row holds, nor ever will again
 
 
@@ -22,6 +22,9 @@ class Rules(NamedTuple):
     cutovers: int = 1
     recreations: int = 1
     rewinds: int = 0
+    express: bool = False  # E: a closed batch is held and advanced by one statement
+    by_batch: bool = False  # H: hold locks only some of the active partitions
+    read_ahead: bool = False  # G: the next batch is read, and its hold sent, while COMMIT is on its way
     broken: frozenset[str] = frozenset()
 
 
@@ -31,7 +34,7 @@ Record = tuple[int, int]  # as applied: (incarnation of the topic it was read fr
 class Row(NamedTuple):
     """The ledger's row of a partition, and the result rows that belong to it."""
 
-    token: int = 0  # a new one at every claim, reset and cut-over; a UUID in the real ledger
+    token: int = 0  # drawn by every claim and every reset; a UUID in the library
     next: int = 0
     topic: int = 1
     applied: tuple[tuple[Record, ...], ...] = ()  # per offset: each time it was applied
@@ -48,14 +51,22 @@ class Part(NamedTuple):
     partition: int
     start: int
     records: tuple[Record, ...]
+    held: bool = True  # broken variants alone write to a partition that is not held
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.records)
 
 
 class Tx(NamedTuple):
     """A server transaction that has passed *hold*. It may outlive its client, and then keeps its row locks."""
 
     parts: tuple[Part, ...]
-    checked: bool = False  # the topic's id was compared after the last read
+    closed: bool = False  # nothing more is read into it
     sent: bool = False  # COMMIT is on its way
+
+    def has(self, p: int) -> bool:
+        return any(part.partition == p for part in self.parts)
 
 
 class Slot(NamedTuple):
@@ -63,20 +74,24 @@ class Slot(NamedTuple):
 
     mode: str = OUT
     token: int = STALE
-    cursor: int = 0  # where the client reads next; the ledger's position never moves it, only claim and seek do
-    buffer: tuple[int, ...] = ()  # what was read and waits, up to the cursor: incarnation of the topic of each
+    read_position: int = 0  # where the client reads next; the ledger's position never moves it, only claim and seek do
+    buffer: tuple[int, ...] = ()  # what was read and waits, up to the read position: incarnation of the topic of each
     known: int = 0  # the last committed position it heard of: used by broken variants alone
-    sure: bool = False  # for the checker: the cursor is from the ledger, and nothing has made them differ since
+    sure: bool = (
+        False  # for the checker: the read position is the ledger's position, and nothing has changed either since
+    )
+    topic: int = 0  # the topic's id that the claim was taken under
+    checked: int = 0  # of the buffer, from its start: how many records were read before the topic's id was asked for
 
     @property
     def first(self) -> int:
         """Where the reading of the buffer began: what *hold* expects."""
-        return self.cursor - len(self.buffer)
+        return self.read_position - len(self.buffer)
 
 
 class Worker(NamedTuple):
     slots: tuple[Slot, ...]
-    version: int = 1  # of its handler: belongs to the process, changes only when it restarts
+    version: int = 1  # of its handler: belongs to the process, changes only when it is started again
     tx: Tx | tuple[()] = ()
 
 
@@ -144,7 +159,7 @@ def commit(s: State, db: Database, rules: Rules) -> State:
 def locked(s: State, p: int) -> bool:
     """At most one transaction has passed *hold* on a partition, because hold takes the row's lock."""
     transactions = (*s.orphans, *(w.tx for w in s.workers if w.tx))
-    return any(part.partition == p for tx in transactions for part in tx.parts)
+    return any(part.partition == p and part.held for tx in transactions for part in tx.parts)
 
 
 def draw(s: State, p: int, rules: Rules) -> int:

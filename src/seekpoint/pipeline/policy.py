@@ -13,19 +13,24 @@ from typing import TypeGuard
 from seekpoint.errors import ConfigError
 from seekpoint.records import Partition
 
+LONGEST_SAMPLING = 120  # seconds: a sample that is older than three minutes says nothing of the lag
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How much one transaction may hold, and how long things may take.
 
     A batch is committed at ``batch_records``, at ``batch_bytes`` of keys and values, after ``batch_age`` seconds, or
-    as soon as no more records are ready; bytes and age are checked between chunks, so one chunk may exceed them.
+    as soon as no more records are ready; bytes and age are checked between chunks, so one chunk may exceed them. As
+    much as a batch may be read ahead for the next one while the server works.
     ``claim_wait`` (seconds) bounds the wait for another owner's transaction. A transaction older than
     ``transaction_age`` (seconds) is ended: by the server (``transaction_timeout``, Postgres 17 and later), else by the
     next owner's claim. Up to that age a worker keeps its partitions while a handler runs.
     ``start_wait`` (seconds) is how long a worker that starts waits for brokers and a database that do not answer; None
     sets no limit. ``kafka_timeout`` (seconds) bounds every question put to brokers. ``idle_check`` (seconds) is how
     often an idle worker checks whether its positions were reset, ``lag_check`` (seconds) how often it samples its lag.
+    ``sample_positions`` (seconds, 120 at most) is how often it stores its positions and the ends of their logs, for the
+    ledger's views; 0: never.
     """
 
     batch_records: int = 10_000
@@ -37,6 +42,7 @@ class Limits:
     kafka_timeout: float = 10.0
     idle_check: float = 1.0
     lag_check: float = 10.0
+    sample_positions: float = 60.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -45,6 +51,11 @@ class Limits:
                 continue
             if name in {"batch_records", "batch_bytes"}:
                 _whole(self, name)
+            elif name == "sample_positions":
+                if not _is_number(value) or not (value == 0 or 1 <= value <= LONGEST_SAMPLING):
+                    raise ConfigError(
+                        f"Limits(sample_positions={value!r}): must be from 1 to {LONGEST_SAMPLING}, or 0 for never"
+                    )
             elif not _is_number(value) or not 0 < value < math.inf:  # NaN is no number of seconds either
                 allowed = ", or None for no limit" if name == "start_wait" else ""
                 raise ConfigError(

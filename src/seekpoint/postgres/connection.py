@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, CursorResult, Engine, PoolProxiedConnection
 from seekpoint.errors import HandlerMisuse
 from seekpoint.postgres.deferred import DeferredStatements
 from seekpoint.postgres.pipelining import PipelinedStatements, begin_with
+from seekpoint.postgres.round_trip import Statement
 from seekpoint.postgres.sent_statements import Sent
 from seekpoint.postgres.session_state import SessionState
 
@@ -91,17 +92,21 @@ class PartSavepoints:
     """Divides a transaction into parts, with one round trip for each (``begin_nested()`` needs two).
 
     ``prepare`` is called before each part. ``is_lent``: a handler may have set another search_path or role, so each
-    part that follows sets them as they were before the first.
+    part that follows sets them as they were before the first. ``locked`` is what the transaction's locks keep as it was
+    found, by name; None where code of the user's may release them.
     """
 
     def __init__(self, driver: psycopg.Connection[Any], prepare: Callable[[], None]) -> None:
         self.is_lent = False
+        self.locked: dict[Any, Any] | None = None
+        self._locked_before: dict[Any, Any] = {}  # this part
         self._driver, self._prepare = driver, prepare
         self._path_and_role = ""
 
-    def begin(self) -> None:
-        """Begin the first part."""
+    def begin(self, *, keeps_locks: bool = False) -> None:
+        """Begin the first part. ``keeps_locks``: only ``undo()`` releases a lock."""
         self._prepare()
+        self.locked = {} if keeps_locks else None
         asked = "SELECT current_setting('search_path'), current_setting('role'); SAVEPOINT seekpoint_part"
         path, role = self._driver.cursor(row_factory=tuple_row).execute(asked, prepare=False).fetchone() or ("", "none")
         # A handler's temporary table must not hide a table of the same name from later parts.
@@ -118,12 +123,15 @@ class PartSavepoints:
         search_path and role are set as before the first part, in case a handler has changed them.
         """
         self._prepare()
+        self._locked_before = dict(self.locked or ())
         again = self._path_and_role if self.is_lent else ""
         self._command(f"RELEASE SAVEPOINT seekpoint_part; {again} SAVEPOINT seekpoint_part")
 
     def undo(self) -> None:
         """Undo what was written since the part began, and begin it again."""
         self._prepare()
+        if self.locked is not None:
+            self.locked = dict(self._locked_before)  # the server releases the locks of this part
         self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
 
     def _command(self, command: str) -> None:
@@ -266,6 +274,10 @@ class HandlerConnection(Connection):
             state.begin(survey)
             return row
         return driver.cursor(row_factory=tuple_row).execute(statement, parameters).fetchone()
+
+    def run_first(self, statement: str, parameters: Mapping[str, Any], following: Sequence[Statement]) -> None:
+        """Run a ledger's statement, the transaction's first, and those that follow it, in one round trip with BEGIN."""
+        self.deferred.run_first(statement, parameters, following)
 
     def check(self) -> None:
         """Raise HandlerMisuse if a handler has ended or broken the transaction.

@@ -11,7 +11,9 @@ import psycopg
 from sqlalchemy import CursorResult
 
 from seekpoint.postgres.pipelining import PipelinedStatements, is_pipelined
+from seekpoint.postgres.round_trip import Statement, StatementFailed, begin_and_run, with_values
 from seekpoint.postgres.sent_statements import Sent
+from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
 
 class Last(Enum):
@@ -25,12 +27,13 @@ class Last(Enum):
 class DeferredStatements:
     """Sends statements of one transaction without waiting for each answer, and awaits the answers.
 
-    ``pipeline_mode`` allows it for the statements of a handler. ``last`` says whose answers may stay outstanding.
+    ``driver`` is the transaction's connection. ``pipeline_mode`` allows it for the statements of a handler. ``last``
+    says whose answers may stay outstanding.
     """
 
     def __init__(self, driver: psycopg.Connection[Any], *, pipeline_mode: bool) -> None:
         self.last = Last.UNKNOWN
-        self._driver = driver
+        self.driver = driver
         self._pipeline_mode = pipeline_mode
         self._sent: PipelinedStatements | None = None  # what a handler or a sink sent last
 
@@ -52,11 +55,12 @@ class DeferredStatements:
     @property
     def accepts_rows(self) -> bool:
         """Whether a sink may send its rows with :meth:`send_rows`."""
-        return self.last is Last.SINK and self._is_pipelined
+        return self.last is Last.SINK and self.is_allowed
 
     @property
-    def _is_pipelined(self) -> bool:
-        return self._pipeline_mode and PipelinedStatements.suits(self._driver)
+    def is_allowed(self) -> bool:
+        """Whether statements may leave before the answers to earlier ones have come."""
+        return self._pipeline_mode and PipelinedStatements.suits(self.driver)
 
     def catch_up(self) -> None:
         """Wait for every outstanding answer. Raises the first error among them."""
@@ -75,15 +79,29 @@ class DeferredStatements:
         if not self.accepts_rows:
             return False
         self.catch_up()
-        self._sent = PipelinedStatements(self._driver)
+        self._sent = PipelinedStatements(self.driver)
         self._sent.send(statement, rows, check)
         return True
+
+    def run_first(self, statement: str, parameters: Mapping[str, Any], following: Sequence[Statement]) -> None:
+        """Run a transaction's first statement, and those that follow it, in one round trip with BEGIN.
+
+        Raises the first error; unless it says what the first statement found, it is a deferred error.
+        """
+        first = with_values(statement, parameters, self.driver.info.encoding)
+        try:
+            begin_and_run(self.driver, first, following)
+        except StatementFailed as failed:
+            if failed.number > 0 or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME:
+                self._sent = PipelinedStatements(self.driver)
+                self._sent.deferred_error = failed.error
+            raise failed.error from None
 
     @contextmanager
     def handler(self, sent: Sent) -> Iterator[None]:
         """While a handler runs: its statements are recorded in ``sent``, and pipelined where that is allowed."""
-        pipelined = self._is_pipelined
-        self._sent = PipelinedStatements(self._driver, sent, is_pipelined=pipelined)
+        pipelined = self.is_allowed
+        self._sent = PipelinedStatements(self.driver, sent, is_pipelined=pipelined)
         with self._sent.on(defers=pipelined and self.last is Last.HANDLER):
             yield
 

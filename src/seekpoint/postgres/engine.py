@@ -21,6 +21,9 @@ _KEEPALIVES: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
+# Encodings that no server stores: their characters may have bytes of ASCII.
+# Source: https://www.postgresql.org/docs/current/multibyte.html, "Server?" No.
+_CLIENT_ONLY = frozenset({"BIG5", "GB18030", "GBK", "JOHAB", "SHIFT_JIS_2004", "SJIS", "UHC"})
 
 
 def postgres_engine(engine: Engine | URL | str) -> Engine:
@@ -104,6 +107,11 @@ def _require_readable(driver: object, _record: object) -> None:
     problem = None
     if encoding == "SQL_ASCII":
         problem = "its client_encoding is SQL_ASCII, in which texts are bytes: set client_encoding=utf8"
+    elif encoding in _CLIENT_ONLY:
+        problem = (
+            f"its client_encoding is {encoding}, where the second byte of a character may be a backslash, which COPY "
+            "reads as one: set client_encoding=utf8"
+        )
     elif style and not style.startswith("ISO"):
         problem = f"its DateStyle is {style!r}, in which psycopg reads no times: set DateStyle to ISO"
     if problem is not None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 from psycopg.abc import Params, Query
-from psycopg.pq import PipelineStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.rows import tuple_row
 
@@ -390,12 +390,28 @@ def _plain_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
 def begin_with(
     driver: psycopg.Connection[Any], *questions: tuple[str, Mapping[str, Any]]
 ) -> list[tuple[Any, ...] | None]:
-    """Begin a READ COMMITTED transaction with these statements, in one round trip; returns the first row of each.
+    """Begin a READ COMMITTED transaction with these statements, in one round trip; returns the first row of each."""
+    return [cursor.fetchone() for cursor in _begin_with(driver, questions, binary=False)]
+
+
+def rows_of(driver: psycopg.Connection[Any], *questions: tuple[str, Mapping[str, Any]]) -> list[list[tuple[Any, ...]]]:
+    """As :func:`begin_with`, all rows of each, for long answers. Raises the first error."""
+    if driver.info.transaction_status != TransactionStatus.IDLE or not psycopg.Pipeline.is_supported():
+        return [_plain_cursor(driver).execute(*question, binary=True).fetchall() for question in questions]
+    try:
+        return [cursor.fetchall() for cursor in _begin_with(driver, questions, binary=True)]
+    except psycopg.Error as error:
+        raise _first(error) from None
+
+
+def _begin_with(
+    driver: psycopg.Connection[Any], questions: Iterable[tuple[str, Mapping[str, Any]]], *, binary: bool
+) -> list[psycopg.Cursor[Any]]:
+    """Cursors that have the answers.
 
     psycopg would wait for the answer to BEGIN, also in pipeline mode, unless a statement is outstanding.
     """
     with driver.pipeline() as pipeline:
         driver.pgconn.send_query_params(b"BEGIN ISOLATION LEVEL READ COMMITTED", None)
         pipeline.result_queue.append(None)
-        cursors = [_plain_cursor(driver).execute(*question) for question in questions]
-    return [cursor.fetchone() for cursor in cursors]
+        return [_plain_cursor(driver).execute(*question, binary=binary) for question in questions]

@@ -1,4 +1,4 @@
-"""Detects a connection pooler, and prepares no statements through one.
+"""Looks at a session before its first use: detects a connection pooler, and prepares no statements through one.
 
 In transaction mode a pooler (PgBouncer, Odyssey, PgCat, Supavisor) gives each transaction a server session that other
 clients use before and after. What a transaction leaves in its session, such as prepared statements, is missing in the
@@ -13,7 +13,11 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
+from seekpoint.errors import ConfigError
+
+_ASKED = "SELECT pg_backend_pid(), current_setting('array_nulls')"
 _KEY = "seekpoint_pooler"  # in ``Connection.info``, which lives as long as the driver's connection
 
 
@@ -28,7 +32,8 @@ def detect(connection: Connection) -> Pooler | None:
     """The pooler in front of the server, None without one. With one, nothing is prepared on this connection.
 
     Asked once for each connection of the driver; a pooler in session mode looks the same, and is
-    treated in the same way.
+    treated in the same way. Raises ConfigError for a session with array_nulls off, and SQLAlchemy's error for a
+    connection that is lost.
     """
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection):
@@ -37,10 +42,20 @@ def detect(connection: Connection) -> Pooler | None:
         known: Pooler | None = connection.info[_KEY]
         return known
     try:
-        pooler = Pooler(driver.info.backend_pid, _answering(driver))
-    except psycopg.Error:  # a connection that is lost or broken: its next statement raises it, as SQLAlchemy's error
+        answering, array_nulls = _ask(driver)
+    except psycopg.Error as error:
+        if driver.closed:
+            connection.invalidate(error)
+            raise DBAPIError.instance(_ASKED, None, error, psycopg.Error, dialect=connection.dialect) from error
         driver.prepare_threshold = None
         return None
+    if array_nulls == "off":
+        connection.close()
+        raise ConfigError(
+            "the session cannot be used: its array_nulls is off, in which a NULL in an array becomes the text 'NULL': "
+            "set array_nulls to on, in the URL or by ALTER ROLE ... SET"
+        )
+    pooler = Pooler(driver.info.backend_pid, answering)
     if pooler.answering == pooler.announced:
         connection.info[_KEY] = None
         return None
@@ -49,15 +64,15 @@ def detect(connection: Connection) -> Pooler | None:
     return pooler
 
 
-def _answering(driver: psycopg.Connection[object]) -> int:
-    """The backend pid of the session that answers now; begins no transaction."""
+def _ask(driver: psycopg.Connection[object]) -> tuple[int, str]:
+    """The backend pid of the session that answers now, and its array_nulls; begins no transaction."""
     idle, autocommit = driver.info.transaction_status == TransactionStatus.IDLE, driver.autocommit
     if idle:
         driver.autocommit = True
     try:
-        row = psycopg.Cursor(driver, row_factory=tuple_row).execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+        row = psycopg.Cursor(driver, row_factory=tuple_row).execute(_ASKED, prepare=False).fetchone()
     finally:
         if idle and not driver.closed:
             driver.autocommit = autocommit
     assert row is not None
-    return int(row[0])
+    return int(row[0]), str(row[1])

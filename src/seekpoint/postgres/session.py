@@ -14,7 +14,9 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg import generators
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, TransactionStatus
 from sqlalchemy import Engine, Transaction
 from sqlalchemy.exc import DBAPIError
 
@@ -23,13 +25,17 @@ from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.session_state import NamedSettings, SessionState
 from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.postgres.work_while_waiting import Work, work_while_waiting
 
 
 class ConnectionSocket:
-    """The socket of one session's current connection."""
+    """The socket of one session's current connection.
 
-    def __init__(self, stopwatch: Stopwatch | None = None) -> None:
-        self._stopwatch = stopwatch or Stopwatch()
+    ``meanwhile`` is done while the server has not answered.
+    """
+
+    def __init__(self, stopwatch: Stopwatch | None = None, meanwhile: Work | None = None) -> None:
+        self._stopwatch, self._meanwhile = stopwatch or Stopwatch(), meanwhile
         self._lock = threading.Lock()
         self._driver: Any = None
         self._socket: socket.socket | None = None
@@ -42,7 +48,8 @@ class ConnectionSocket:
                 raise psycopg.OperationalError("the worker has ended: it was not done when its grace was over")
             self._forget()
             self._driver = driver
-            self._driver.wait = partial(self._stopwatch.wait, self._driver.wait)
+            wait: Any = driver.wait if self._meanwhile is None else partial(work_while_waiting, driver, self._meanwhile)
+            self._driver.wait = partial(self._stopwatch.wait, wait)
             # A duplicate: the driver's own descriptor may be another file's by the time it is cut.
             self._socket = socket.socket(fileno=os.dup(driver.fileno()))
 
@@ -166,13 +173,14 @@ class Session:
 
     def _commit(self, tx: HandlerConnection, transaction: Transaction) -> tuple[str, ...]:
         """COMMIT; returns the names of what has changed on the session."""
-        if self._state is None or not tx.was_lent_now:
-            transaction.commit()
-            return ()
-        new = () if tx.sent is None else self._known.learn(tx.sent)
+        driver, state = tx.deferred.driver, self._state
+        new: tuple[str, ...] = ()
         found: list[str] = []
-        driver, state = tx.driver, self._state
-        driver.commit = lambda: found.extend(state.commit(driver))  # type: ignore[method-assign]
+        if state is not None and tx.was_lent_now:
+            new = () if tx.sent is None else self._known.learn(tx.sent)
+            driver.commit = lambda: found.extend(state.commit(driver))  # type: ignore[method-assign]
+        else:
+            driver.commit = partial(_send_commit, driver)  # type: ignore[method-assign]
         try:
             transaction.commit()
         finally:
@@ -192,3 +200,17 @@ class Session:
                 connection.put_back()
         except DBAPIError:  # it was broken already; the pool discards it
             return
+
+
+def _send_commit(driver: psycopg.Connection[Any]) -> None:
+    """COMMIT, if a transaction is open. Raises InFailedSqlTransaction where the server answers with ROLLBACK (I1)."""
+    if driver.pgconn.transaction_status == TransactionStatus.IDLE:
+        return
+    driver.pgconn.send_query(b"COMMIT")
+    result, *_ = driver.wait(generators.execute(driver.pgconn))
+    if result.status == ExecStatus.FATAL_ERROR:
+        raise error_from_result(result, driver.info.encoding)
+    if result.command_status != b"COMMIT":
+        raise psycopg.errors.InFailedSqlTransaction(
+            f"COMMIT was answered with {(result.command_status or b'').decode()}"
+        )

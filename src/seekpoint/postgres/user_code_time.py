@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import monotonic
 from typing import ParamSpec, TypeVar
 
@@ -12,19 +11,17 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """Counts the seconds of users' code, without its waits for the server; may be read from any thread."""
+    """Counts the seconds of a block of users' code, without its waits for the server; may be read from any thread."""
 
     def __init__(self) -> None:
         self._state: tuple[float | None, float] = None, 0.0  # when it was last started; seconds counted before
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Count during the block."""
         self._state = monotonic(), 0.0
-        try:
-            yield
-        finally:
-            self._state = None, 0.0
+
+    def __exit__(self, *_: object) -> None:
+        self._state = None, 0.0
 
     def wait(self, wait: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Call ``wait``, which waits for an answer of the server, without counting (a lock, an unreachable server)."""

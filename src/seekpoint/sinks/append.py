@@ -1,4 +1,4 @@
-"""Append: every record becomes new rows, by COPY, in the transaction that advances the position."""
+"""Append: every record becomes new rows, in the transaction that advances the position: by COPY, few by INSERT."""
 
 from __future__ import annotations
 

@@ -24,27 +24,33 @@ BASE = """
         SELECT * FROM known WHERE typtype <> 'd'
     ) base
 """
+# Of the table c: whether INSERT and COPY do alike. No rule, no row security (COPY refuses it), and no view.
+PLAIN = "c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active(c.oid)"
+# Of the column a, how it is declared: ``interval`` and ``interval hour`` have the same type, and read '10' otherwise.
+_DECLARED = "CAST(a.atttypid AS text) || ' ' || a.atttypmod || ' ' || a.attndims"
 _COLUMNS = sql.SQL(
-    "SELECT a.attname, CAST(a.atttypid AS bigint), CAST(base.oid AS bigint), base.typmod, a.attndims "  # noqa: S608
+    f"SELECT a.attname, {_DECLARED}, CAST(base.oid AS bigint), base.typmod, a.attndims "  # noqa: S608
     f"FROM pg_attribute a {BASE} WHERE a.attrelid = to_regclass({{}}) AND a.attnum > 0 AND NOT a.attisdropped"
 )
 _LOCKABLE = (
     "SELECT relkind IN ('r', 'p') AND has_table_privilege(oid, 'INSERT') FROM pg_class WHERE oid = to_regclass(%s)"
 )
-# Raises where a column has another type than it had.
-SAME_TYPES = """
-    SELECT 1 / CAST(array_agg(atttypid ORDER BY attname) = %s::oid[] AS int) FROM pg_attribute
-    WHERE attrelid = to_regclass(%s) AND attname = ANY(%s) AND attnum > 0
-"""
+# Raises where a column was declared otherwise, or where INSERT and COPY do not alike any more: a rule, a view under
+# the table's name, row security.
+SAME_TYPES = f"""
+    SELECT 1 / CAST(array_agg({_DECLARED} ORDER BY a.attname) = %s::text[] AND bool_and({PLAIN}) AS int)
+    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+    WHERE c.oid = to_regclass(%s) AND a.attname = ANY(%s) AND a.attnum > 0
+"""  # noqa: S608
 
 Depths = Mapping[str, int]  # of the columns of JSON: 0, or of an array of JSON its dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """Of a table. ``oids`` are the declared types', ``bases`` the base types'."""
+    """Of a table's columns. ``declared`` is how each is declared, ``bases`` the oids of the base types."""
 
-    oids: Mapping[str, int]
+    declared: Mapping[str, str]
     bases: Mapping[str, int]
     json: Depths
     casts: bool  # whether a cast from text reads every value as COPY does
@@ -73,16 +79,38 @@ def types_now(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
     return types
 
 
+def types_locked(driver: psycopg.Connection[Any], path: Sequence[str], locked: dict[Any, Any] | None) -> Types:
+    """As :func:`types_now`, asked once while its lock is held. ``locked`` is ``PartSavepoints.locked``.
+
+    A name without a schema is asked each time: another session may create a table that comes earlier in search_path.
+    """
+    name = tuple(path)
+    if len(name) == 1:
+        return types_now(driver, name)
+    if locked is not None and (found := locked.get(name)) is not None:
+        known: Types = found
+        return known
+    types = types_now(driver, name)
+    if locked is not None and _known[driver][name][0]:
+        locked[name] = types
+    return types
+
+
 def types_then(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
     """The types when this session asked last; who relies on them asks SAME_TYPES before the transaction ends."""
+    return types_recalled(driver, path) or types_now(driver, path)
+
+
+def types_recalled(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types | None:
+    """The types when this session asked last; None where it has not asked yet."""
     known = _known.get(driver, {}).get(tuple(path))
-    return types_now(driver, path) if known is None else known[1]
+    return None if known is None else known[1]
 
 
 def _types(found: Sequence[tuple[Any, ...]]) -> Types:
     depths = {name: json_depth(base, dimensions) for name, _, base, _, dimensions in found}
     return Types(
-        {name: oid for name, oid, *_ in found},
+        {name: declared for name, declared, *_ in found},
         {name: base for name, _, base, *_ in found},
         {name: depth for name, depth in depths.items() if depth is not None},
         not any(has_fields(base, typmod) for _, _, base, typmod, _ in found),

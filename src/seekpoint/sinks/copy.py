@@ -6,12 +6,16 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from itertools import repeat
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import chain, repeat
 from operator import length_hint
 from typing import Any, NoReturn
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.copy import LibpqWriter
 from psycopg.types.json import JsonDumper
@@ -19,10 +23,13 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault, fault_of_error
-from seekpoint.sinks.column_types import Depths, types_now
+from seekpoint.sinks.column_types import Depths, types_locked
 from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.json_values import JsonValues
+from seekpoint.sinks.native.driver_checks import is_exact
+from seekpoint.sinks.native.encoder import EncodedRows
 
 
 def _formatter() -> Callable[..., Any] | None:
@@ -60,6 +67,10 @@ def writing_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
     cursor = driver.cursor()
     cursor.adapters.register_dumper(dict, JsonDumper)
     return cursor
+
+
+# What the connection dumps as our cursor does: that adds a dumper for dict, also for one inside of another value.
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID})
 
 
 class _QuietWriter(LibpqWriter):
@@ -125,6 +136,28 @@ class Texts:
             raise Unwritable(f"column {column!r}: {type(error).__name__}: {error}") from error
 
 
+def flat_texts(
+    driver: psycopg.Connection[Any], columns: Sequence[str], depths: Depths, rows: Sequence[Row], most: int
+) -> Sequence[Buffer | None]:
+    """The values of all rows, one after another, as :class:`Texts` writes them; without a cursor where it can.
+
+    Raises whatever a dumper raises, and ValueError, also for more than ``most`` bytes.
+    """
+    if {*map(len, rows)} != {len(columns)}:
+        raise ValueError("a row of another width")
+    values = list(chain.from_iterable(rows))
+    context: AdaptContext = driver
+    if not (_PLAIN.issuperset(map(type, values)) and depths.keys().isdisjoint(columns)):
+        context = cursor = writing_cursor(driver)
+        values = list(chain.from_iterable(JsonValues(cursor, columns, depths).rows(rows)))
+    texts = Transformer.from_context(context).dump_sequence(values, [PyFormat.TEXT] * len(values))
+    if b"\0" in (text := b"".join(filter(None, texts))):
+        raise ValueError("NUL: libpq would end the text there")
+    if len(text) > most:
+        raise ValueError("too many bytes")
+    return texts
+
+
 class _Copy:
     """A COPY in text format, begun with the first row; or INSERTs of the same rows."""
 
@@ -139,6 +172,7 @@ class _Copy:
     ) -> None:
         self._driver, self._path, self._columns, self._by_insert = driver_of(tx), path, columns, by_insert
         self._depths = depths
+        self._locked = tx.savepoints.locked if isinstance(tx, HandlerConnection) else None
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
         self._line = 0
@@ -147,6 +181,19 @@ class _Copy:
         if not rows:
             return
         copy = self._copy or self._begin()
+        if not isinstance(rows, EncodedRows):
+            self._write(copy, rows)
+        elif not is_exact(rows, self._cursor, tuple(self._columns() or ()), self._depths or {}):
+            self._write(copy, rows.rows())
+        else:
+            for part in rows.parts:
+                if isinstance(part, list):
+                    self._write(copy, part)
+                else:
+                    copy.write(part[0])
+                    self._line += part[1]
+
+    def _write(self, copy: psycopg.Copy, rows: Sequence[Row]) -> None:
         left = iter(self._json.rows(rows))
         try:
             write_rows(copy, left)
@@ -175,7 +222,7 @@ class _Copy:
         if columns is None:
             raise ConfigError(f"COPY {'.'.join(self._path)}: the columns are not known")
         if self._depths is None:
-            self._depths = types_now(self._driver, self._path).json
+            self._depths = types_locked(self._driver, self._path, self._locked).json
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
         self._json = JsonValues(self._cursor, columns, self._depths)
         copy = begin_copy(self._cursor, self._path, columns, by_insert=self._by_insert)

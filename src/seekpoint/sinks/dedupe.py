@@ -18,12 +18,18 @@ from uuid import UUID
 
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row
+from seekpoint.sinks.native.encoder import EncodedRows
 
 
 class Deleted(tuple[Any, ...]):
     """A tombstone among rows: the values of :attr:`Target.deletes`."""
 
     __slots__ = ()
+
+
+def has_deletes(rows: Sequence[Row]) -> bool:
+    """Whether there is a tombstone among them."""
+    return not isinstance(rows, EncodedRows) and Deleted in set(map(type, rows))
 
 
 class Column(NamedTuple):

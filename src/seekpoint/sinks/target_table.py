@@ -23,14 +23,14 @@ from seekpoint.postgres.sqlstates import (
     sqlstate,
 )
 from seekpoint.sinks.catalog import quoted
+from seekpoint.sinks.column_types import PLAIN
 from seekpoint.sinks.copy import driver_of
 
 COLUMN = "seekpoint_generation"  # of the tables of such a view: which generation they are
 
-# Plain is where INSERT and COPY do alike: no rule, no row security (COPY refuses it), and no view. A view over
-# generations is one that reads a ledger's pointer; which ledger's, the view alone knows.
-_LOOK = """
-SELECT c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active(c.oid), n.nspname, c.relname,
+# A view over generations is one that reads a ledger's pointer; which ledger's, the view alone knows.
+_LOOK = f"""
+SELECT {PLAIN}, n.nspname, c.relname,
        c.oid::text || ' ' || c.xmin::text, row_security_active(c.oid), (
     SELECT l.nspname FROM pg_rewrite r
     JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
@@ -40,7 +40,7 @@ SELECT c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active
                AND a.attname IN ('table_schema', 'table_name', 'number', 'current', 'parent')) = 5
     LIMIT 1)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
-"""
+"""  # noqa: S608
 _CURRENT = sql.SQL("SELECT current FROM {}.generation WHERE table_schema = %s AND table_name = %s")
 # Errors of a table whose generations were enabled or disabled since this session looked: wrong object type, object not
 # in prerequisite state (a view that takes no rows), undefined table. And of one whose row security was enabled since:
@@ -88,6 +88,11 @@ def recalled(tx: Connection, path: Sequence[str]) -> Found:
     return known[name]
 
 
+def found_before(driver: psycopg.Connection[Any], path: Sequence[str]) -> Found | None:
+    """What was there when this session looked; None where it has not looked yet."""
+    return _known.get(driver, {}).get(tuple(path))
+
+
 @contextmanager
 def target_path(tx: Connection, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The table that rows for ``path`` are written to within the block.
@@ -101,6 +106,9 @@ def target_path(tx: Connection, path: Sequence[str]) -> Iterator[tuple[str, ...]
     was_known, refused = name in known, _refused.setdefault(tx.engine, set())
     refused_before = frozenset(refused)  # before the look: what others find out from here on says nothing about it
     found = recalled(tx, name)
+    if was_known and found in refused_before:  # another session of the pool has found out meanwhile
+        _forget(tx, name)
+        found, was_known = recalled(tx, name), False
     where: tuple[str, ...] | None = name
     if found.ledger is not None and (where := found.current(tx)) is None:
         _forget(tx, name)  # it was given up

@@ -1,9 +1,10 @@
 """One batch through sinks and handler, inside the transaction that advances its offsets.
 
-There are two ways. With exactly one sink and no handler, rows stream into the open COPY: a chunk is decoded while the
-server works on the one before. Anything else closes the batch first; sinks write in declared order, then the handler
-runs. A record that cannot be decoded or shaped into a row never reaches the server: the failure policy decides at once.
-What fails later is :class:`Failed`.
+There are three ways. A small batch of one ``Append`` is closed before BEGIN; its rows are sent with hold and advance
+(:func:`small_batch`). Else, with exactly one sink and no handler, rows stream into the open COPY: a chunk is decoded
+while the server works on the one before. Anything else closes the batch first; sinks write in declared order, then the
+handler runs. A record that cannot be decoded or shaped into a row never reaches the server: the failure policy decides
+at once. What fails later is :class:`Failed`.
 
 Where records fail, the batch is applied in parts, under savepoints, and those that fail are found by bisection. A
 mistake of the program, and an error that may pass, are one record's only where another record was applied: else they
@@ -18,19 +19,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
+from operator import add
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from sqlalchemy import Result as StatementResult
 from sqlalchemy import text
 
+from seekpoint.codecs.arrow import Whole
 from seekpoint.errors import CodecUnavailable, ConfigError, HandlerMisuse, Poison
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import PROCESS_EXITS, Pipeline, shown_handler
 from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.deferred import Last
+from seekpoint.postgres.round_trip import Statement
 from seekpoint.postgres.sqlstates import (
     QUERY_CANCELED,
     Fault,
@@ -41,9 +45,12 @@ from seekpoint.postgres.sqlstates import (
     sqlstate,
 )
 from seekpoint.records import AnyRecord, Cause, Partition, RawRecord, Span, add_note, one_line
+from seekpoint.sinks.append import Append
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.sinks.small_append import MOST_BYTES, MOST_RECORDS_IN_ONE_INSERT, insert_of_all, knows_plain_table
 from seekpoint.worker.bisect import PartFailure, Strides, bisect
 from seekpoint.worker.failure_policy import fail
-from seekpoint.worker.open_batch import BatchResult, OpenBatch
+from seekpoint.worker.open_batch import BatchResult, OpenBatch, Written
 
 Rows = tuple[Row, ...]
 E = TypeVar("E", bound=BaseException)
@@ -67,7 +74,7 @@ class DecodedRecord(NamedTuple):
 
 
 # The raw records of a chunk, their rows where they were made at once, and else each record, decoded.
-DecodedChunk = tuple[Sequence[RawRecord], list[Row] | None, Sequence[DecodedRecord]]
+DecodedChunk = tuple[Sequence[RawRecord], Sequence[Row] | None, Sequence[DecodedRecord]]
 
 
 class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
@@ -131,6 +138,9 @@ class Mode:
         return self.attempt <= TRIES
 
 
+FIRST = Mode()  # the first attempt, as a whole
+
+
 def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mode, strides: Strides) -> BatchResult:
     """Write the batch as a whole, or in parts where records fail.
 
@@ -138,19 +148,64 @@ def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mod
     """
     if pipeline.handle is not None or len(pipeline.sinks) == 1:
         tx.deferred.last = Last.SINK if pipeline.handle is None else Last.HANDLER
-    chunks = _decoded(pipeline, batch.chunks(), batch)
+    rows_of = pipeline.rows_at_once if mode.is_bisecting else pipeline.streamed_rows
+    chunks = _decoded(pipeline, batch.chunks(), batch, rows_of)
     if mode.is_bisecting:
         return BatchResult.of(batch, _apply_parts(tx, pipeline, _records(chunks), batch, mode, strides=strides))
     return BatchResult.of(batch, _apply_whole(tx, pipeline, chunks, batch))
 
 
-def _apply_whole(tx: HandlerConnection, pipeline: Pipeline, chunks: Iterable[DecodedChunk], batch: OpenBatch) -> int:
-    """Write the batch as a whole; returns how many records were applied."""
+class SmallBatch(NamedTuple):
+    """A closed batch as it is sent in one round trip: its rows' statements, which leave after hold and advance."""
+
+    result: BatchResult
+    statements: Sequence[Statement]
+
+
+def small_batch(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mode) -> SmallBatch | None:
+    """Decode a batch of few records, all that are there; None if it is to be applied step by step. Sends nothing.
+
+    Only at the first attempt, and where each record is to be applied as it is: dead letters, stops and attempts need
+    statements of their own.
+    """
+    sink = _only_append(pipeline)
+    if (
+        sink is None
+        or pipeline.keep_key_order
+        or mode != FIRST
+        or not knows_plain_table(tx, sink.path)
+        or not batch.closes_within(MOST_RECORDS_IN_ONE_INSERT, MOST_BYTES)
+    ):
+        return None
+    applied, rows = 0, list[Row]()
+    for raw, at_once, records in _decoded(pipeline, batch.chunks(), batch, pipeline.rows_at_once):
+        applied += len(raw if at_once is not None else records)
+        rows += [row for one in records for row in one.rows[0]] if at_once is None else at_once
+    if batch.outcome.is_filtering or (statements := insert_of_all(tx, sink.path, sink.written, rows)) is None:
+        return None
+    return SmallBatch(BatchResult.of(batch, Written(applied, [len(rows)])), statements)
+
+
+def _only_append(pipeline: Pipeline) -> Append[Any, Any] | None:
+    """The only sink, where no code of the user's has the connection.
+
+    Then its rows may leave after the advance: after a COMMIT of a handler's, offsets would be durable before their rows
+    (I1). And no ROLLBACK TO but our own releases a lock.
+    """
+    if pipeline.handle is not None or len(pipeline.sinks) != 1:
+        return None
+    sink: object = pipeline.sinks[0]
+    return sink if type(sink) is Append else None
+
+
+def _apply_whole(
+    tx: HandlerConnection, pipeline: Pipeline, chunks: Iterable[DecodedChunk], batch: OpenBatch
+) -> Written:
+    """Write the batch as a whole."""
     if pipeline.handle is None and len(pipeline.sinks) == 1:
         return _stream(tx, pipeline, pipeline.sinks[0], chunks, batch)
     made = _records(chunks)
-    write(tx, pipeline, made, batch.spans)
-    return len(made)
+    return Written(len(made), write(tx, pipeline, made, batch.spans))
 
 
 def _apply_parts(
@@ -161,8 +216,8 @@ def _apply_parts(
     mode: Mode,
     *,
     strides: Strides,
-) -> int:
-    """Write what can be written, and decide about what cannot; returns how many records were applied.
+) -> Written:
+    """Write what can be written, and decide about what cannot.
 
     Raises misuse, and database errors that are no record's fault, as they are; where ``mode.is_patient``, Failed at an
     error that may pass: the whole transaction is to be tried again first.
@@ -173,14 +228,19 @@ def _apply_parts(
     known = None if failed is None else PartFailure(failed, (), failed.is_timeout, failed.waited)
     for found in bisect(len(records), parts.run, strides, parts.admitted, known):
         parts.decide([records[n].raw for n in found.indexes], found.error)
-    return parts.applied
+    return Written(parts.applied, parts.rows)
 
 
-def _decoded(pipeline: Pipeline, chunks: Iterable[Sequence[RawRecord]], batch: OpenBatch) -> Iterator[DecodedChunk]:
+def _decoded(
+    pipeline: Pipeline,
+    chunks: Iterable[Sequence[RawRecord]],
+    batch: OpenBatch,
+    rows_of: Callable[[Sequence[RawRecord]], Sequence[Row] | None],
+) -> Iterator[DecodedChunk]:
     """Each chunk, decoded: its rows at once, where values alone make them; else its records, one by one."""
     for raw in chunks:
         each = _decode_each(pipeline, raw, batch, batch.admitted)  # begins where its records are asked for
-        rows = None if batch.buffer.unreadable else pipeline.rows_at_once(raw)
+        rows = None if batch.buffer.unreadable else rows_of(raw)
         yield raw, rows, [] if rows is not None else [*each]
 
 
@@ -194,14 +254,30 @@ def _records(chunks: Iterable[DecodedChunk]) -> list[DecodedRecord]:
     return made
 
 
-def write(tx: HandlerConnection, pipeline: Pipeline, made: Sequence[DecodedRecord], spans: Sequence[Span]) -> None:
-    """Sinks in their declared order, then the handler. Raises Failed where a record is at fault."""
+def write(
+    tx: HandlerConnection, pipeline: Pipeline, made: Sequence[DecodedRecord], spans: Sequence[Span]
+) -> Sequence[int]:
+    """Sinks in their declared order, then the handler; returns how many rows each sink was given.
+
+    Raises Failed where a record is at fault.
+    """
+    counts: list[int] = []
     for n, sink in enumerate(pipeline.sinks):
         written = (one.raw for one in made for _ in one.rows[n])
+        rows = [row for one in made for row in one.rows[n]]
         with _blaming(sink, n, written), sink.open(tx) as writer:
-            writer.write([row for one in made for row in one.rows[n]])
+            writer.write(rows)
+        counts.append(_count(sink, rows))
     if pipeline.handle is not None and made:  # of no records, an executemany would insert a row of defaults
         _handle(tx, pipeline.handle, made, spans)
+    return counts
+
+
+def _count(sink: Sink, rows: Sequence[Row]) -> int:
+    """How many rows of the table these are: one may be a whole Arrow table."""
+    if isinstance(sink, AppendArrow):
+        return sum(row[0].num_rows if isinstance(row, Whole) else 1 for row in rows)
+    return len(rows)
 
 
 def part_spans(part: Sequence[DecodedRecord]) -> list[Span]:
@@ -217,17 +293,20 @@ def part_spans(part: Sequence[DecodedRecord]) -> list[Span]:
 
 def _stream(
     tx: HandlerConnection, pipeline: Pipeline, sink: Sink, chunks: Iterable[DecodedChunk], batch: OpenBatch
-) -> int:
-    applied = 0
+) -> Written:
+    applied = count = 0
     with _blaming(sink, 0, _written(pipeline, batch)), sink.open(tx) as writer:
         for raw, rows, records in chunks:
             if rows is not None:
                 writer.write(rows)
                 applied += len(raw)
+                count += _count(sink, rows)
                 continue
-            writer.write([row for one in records for row in one.rows[0]])
+            each = [row for one in records for row in one.rows[0]]
+            writer.write(each)
             applied += len(records)
-    return applied
+            count += _count(sink, each)
+    return Written(applied, [count])
 
 
 def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
@@ -392,7 +471,7 @@ def _named(poison: Poison, made: Sequence[DecodedRecord]) -> list[RawRecord]:
 
 
 class _Parts:
-    """One batch's parts: ``applied`` counts the records that were written."""
+    """One batch's parts: ``applied`` counts the records that were written, ``rows`` each sink's rows."""
 
     def __init__(
         self,
@@ -404,8 +483,9 @@ class _Parts:
     ) -> None:
         self._tx, self._pipeline, self._records, self._batch, self._mode = tx, pipeline, records, batch, mode
         self.applied = 0
+        self.rows = [0] * len(pipeline.sinks)
         self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: one was applied
-        tx.savepoints.begin()
+        tx.savepoints.begin(keeps_locks=_only_append(pipeline) is not None)
 
     def admitted(self, part: range, again: bool) -> Sequence[int]:
         """The records of a part that are to be applied; one that was not run yet has others only where stops are."""
@@ -417,13 +497,14 @@ class _Parts:
         """Apply the records of these indexes, all or none."""
         records = [self._records[n] for n in part]
         try:
-            self._write(records)
+            counts = self._write(records)
         except Failed as failed:
             if self._mode.is_patient and failed.fault is Fault.TRANSIENT and not failed.is_timeout:
                 raise
             self._tx.savepoints.undo()
             return self._failure(failed, part)
         self.applied += len(records)
+        self.rows = list(map(add, self.rows, counts))
         self._tx.savepoints.keep()
         self._prove(records)
         return None
@@ -433,10 +514,11 @@ class _Parts:
         at = {self._records[n].raw.id: n for n in part} if failed.named else {}
         return PartFailure(failed, tuple(at[raw.id] for raw in failed.named), failed.is_timeout, failed.waited)
 
-    def _write(self, part: Sequence[DecodedRecord]) -> None:
-        write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
+    def _write(self, part: Sequence[DecodedRecord]) -> Sequence[int]:
+        counts = write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
         if self._mode.checks_deferred:
             self._check_deferred()
+        return counts
 
     def _prove(self, part: Sequence[DecodedRecord]) -> None:
         if len(self._proven) <= len(self._pipeline.sinks):

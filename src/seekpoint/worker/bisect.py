@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 FEW = 2  # failures in one batch, from which on their distance is known
 SHARE = 4  # parts per distance between two failures: longer ones are run in vain, shorter ones cost round trips
+NAMED_SHARE = 1  # the same where failures are named: a part is run in vain once, not at each step of a search
 CALM = 8  # distances without a failure, after which no more are expected; a batch may be shorter than one
 FEW_STRIDES = 8  # of what is left after the first failure, the first part is so much at least
 LEAST = 16  # records of one part, at the least
@@ -35,13 +36,14 @@ class Found(NamedTuple, Generic[E]):
     """What failed. ``indexes``: the records that failed; none where a part fails only as a whole.
 
     What lies in front of ``resume_at`` is applied or failed; the search resumes there. ``too_many``: so many records
-    took longer than a statement may, and none of them alone does.
+    took longer than a statement may, and none of them alone does. ``is_named``: the error said which.
     """
 
     indexes: tuple[int, ...]
     resume_at: int
     error: E
     too_many: int | None = None
+    is_named: bool = False
 
 
 Run = Callable[[Sequence[int]], PartFailure[E] | None]
@@ -86,6 +88,7 @@ class Strides:
 
     def __init__(self) -> None:
         self._stride: int | None = None  # records per part; None: all that is left
+        self._calm = 0  # records without a failure, after which no more are expected
         self._clean = 0  # records since the last failure
         self._size = StatementSize()
         self._total = self._next = self._found = self._last = 0  # of the batch in hand
@@ -108,22 +111,27 @@ class Strides:
         self._next = self._stride or 2 * self._next
         self._size.written(records)
 
-    def failed(self, indexes: Sequence[int], resume_at: int, too_many: int | None) -> None:
-        """Records failed, at these places of the batch (none: a part failed only as a whole); where it resumes."""
+    def failed(self, indexes: Sequence[int], resume_at: int, too_many: int | None, *, is_named: bool = False) -> None:
+        """Records failed, at these places of the batch (none: a part failed only as a whole); where it resumes.
+
+        ``is_named``: the error said which.
+        """
         if too_many is not None:
             self._size.shorten(too_many)
         if indexes:
             self._found += len(indexes)
             self._last = max(self._last, *indexes)
         if self._found >= FEW:
-            self._stride = self._next = max(LEAST, self._last // self._found // SHARE)
+            distance = self._last // self._found
+            self._stride = self._next = max(LEAST, distance // (NAMED_SHARE if is_named else SHARE))
+            self._calm = CALM * max(LEAST, distance)
         elif self._stride is None:  # perhaps the only one: the rest in a few strides, which grow
             self._next = max(4 * (self._last + 1), (self._total - resume_at) // FEW_STRIDES)
 
     def end(self) -> None:
         """The batch was applied, but for its failures."""
         self._clean = self._total - 1 - self._last if self._found else self._clean + self._total
-        if self._stride is not None and self._clean > CALM * SHARE * self._stride:
+        if self._stride is not None and self._clean > self._calm:
             self._stride = None
 
 
@@ -159,7 +167,7 @@ def bisect(
         found = _narrow(part, end, run, failure)
         yield found
         start, ended = found.resume_at, end
-        strides.failed(found.indexes, start, found.too_many)
+        strides.failed(found.indexes, start, found.too_many, is_named=found.is_named)
     strides.end()
 
 
@@ -183,5 +191,5 @@ def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E])
             return Found((), after, failure.error, too_many)
         failure = alone
     if failure.named:
-        return Found(failure.named, part[low], failure.error)
+        return Found(failure.named, part[low], failure.error, is_named=True)
     return Found((part[low],), after, failure.error)

@@ -36,6 +36,8 @@ class DeadLetterLimitCheck:
     def check(self, batch: BatchResult, applied: int) -> BatchCounts:
         """What the batch adds, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
         dead_letters = [one for one in batch.dead_letters if one.state is not State.BLOCKED]
+        if not dead_letters and self._consecutive.is_empty:
+            return BatchCounts(self._consecutive, applied, 0)
         failed = _by_offset(dead_letters)
         most, ratio, passed = self._limits.consecutive, self._limits.ratio, applied + len(dead_letters)
         if most is not None and (last := self._consecutive.exceeds(most, batch, failed)) is not None:
@@ -62,6 +64,11 @@ class ConsecutiveFailures:
 
     def __init__(self, streaks: Mapping[Partition, int]) -> None:
         self._streaks = streaks
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no partition's last record failed."""
+        return not self._streaks
 
     def exceeds(self, most: int, batch: BatchResult, failed: FailedByOffset) -> NewDeadLetter | None:
         """The first dead letter of the batch that makes a streak longer than ``most``, or None."""

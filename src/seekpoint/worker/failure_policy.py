@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+from seekpoint import remedies
 from seekpoint.errors import Poison, PoisonStop, RetryLater
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison, Retry
@@ -41,7 +42,7 @@ def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseExcept
         later.__cause__ = error
         outcome.stop_at(later)
     elif cause in NEVER_PASSED or pipeline.on_poison is OnPoison.STOP:
-        outcome.stop_at(poison_stop(raw, failure))
+        outcome.stop_at(poison_stop(pipeline.group, raw, failure))
     else:
         state = State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.DEAD_LETTERED
         outcome.add_dead_letter(NewDeadLetter(raw, failure, state))
@@ -66,18 +67,18 @@ def _later(retry: Retry, partition: Partition, offset: int, failure: Failure) ->
     )
 
 
-def poison_stop(raw: RawRecord, failure: Failure) -> PoisonStop:
+def poison_stop(group: str, raw: RawRecord, failure: Failure) -> PoisonStop:
     """The error that stops a partition in front of this record, with what can be decided."""
-    call = f"Ledger.reset_offset({raw.topic!r}, {raw.partition}, to={raw.offset + 1}"
+    partition = Partition(raw.topic, raw.partition)
     keep_aside = "dead-letter such records and continue: Pipeline(on_poison='dead_letter')"
     times = "" if failure.attempts <= 1 else f" (tried {failure.attempts} times)"
     return PoisonStop(
-        Partition(raw.topic, raw.partition),
+        partition,
         raw.offset,
         f"{_WHAT[failure.cause]}: {failure.summary}{times}",
         choices=(
             _REMEDY.get(failure.cause, "fix the codec, row= or handler, and start the worker again"),
-            f"skip it: {call}, log=None, lost='poison', reason=...)",
+            f"skip it: {remedies.skip_record(group, partition, raw.offset)}",
             *(() if failure.cause in NEVER_PASSED else (keep_aside,)),
         ),
         failure=failure,

@@ -56,7 +56,7 @@ class Health:
     last_commit: float | None = None
 
 
-_ENDS_BATCH = (events.Committed, events.Refused, events.PartitionStopped, events.DatabaseTrouble, events.CodecTrouble)
+_WITHIN_BATCH = {events.ChunkRead, events.Held, events.Applied, events.Advanced}  # most events; none is shown
 
 
 class HealthBoard:
@@ -69,15 +69,27 @@ class HealthBoard:
         self._stopwatch, self._allowed = stopwatch or Stopwatch(), allowed * (1 + MARGIN)
         self._lock = threading.Lock()
         self._stale_after = stale_after
-        self._health = Health()
+        self._health = Health()  # but for what each commit changes:
+        self._positions: dict[Partition, int] = {}
+        self._records = self._transactions = 0
+        self._last_commit: float | None = None
+        self._has_work = False  # records could be applied now
         self._in_hand = False  # a batch is open
         self._draining = self._has_joined = False
+        self.has_started = False  # it has joined the group, or waits outside of it
         self._due_since: float | None = None  # when a commit became due: the last one, or when work or trouble came
 
     def read(self) -> Health:
         """The state now; may be called from any thread."""
         with self._lock:
-            health, since = self._health, self._due_since
+            since = self._due_since
+            health = replace(
+                self._health,
+                positions=dict(self._positions),
+                records=self._records,
+                transactions=self._transactions,
+                last_commit=self._last_commit,
+            )
         stale = health.live and since is not None and monotonic() - since > self._stale_after
         if not health.live or (seconds := self._stopwatch.seconds()) <= self._allowed:
             return replace(health, stale=stale)
@@ -85,40 +97,61 @@ class HealthBoard:
 
     def __call__(self, event: events.Event) -> None:
         """Take one event into account."""
+        if type(event) in _WITHIN_BATCH:
+            return
         with self._lock:
-            h = self._health = self._fold(self._health, event)
+            before, h = self._health, self._fold(self._health, event)
+            if h is not before:
+                self._health, self._has_work = h, _has_work(h)
             if isinstance(event, events.Draining):
                 self._draining = True
             elif isinstance(event, events.BatchOpened):
                 self._in_hand = True
-            elif isinstance(event, _ENDS_BATCH):
+            elif isinstance(event, events.Committed):
                 self._in_hand = False
-            if not (self._in_hand or h.trouble is not None or _has_work(h)):
+            if not (self._in_hand or h.trouble is not None or self._has_work):
                 self._due_since = None
             elif self._due_since is None or isinstance(event, events.Committed):
                 self._due_since = event.at
 
+    def batch_ended(self) -> None:
+        """Report that no batch is open any more, whether it was committed or not."""
+        if not self._in_hand:  # only the worker's thread changes it
+            return
+        with self._lock:
+            self._in_hand = False
+            if self._health.trouble is None and not self._has_work:
+                self._due_since = None
+
     def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
         match event:
+            case events.Committed():  # the most frequent ones first
+                return self._committed(h, event)
+            case events.BatchOpened():
+                return h
             case events.Starting():
                 return replace(h, live=True)
             case events.Started():
-                self._has_joined = True
+                self._has_joined = self.has_started = True
                 return replace(h, live=True, ready=True, standby=None)
             case events.OnStandby():
+                self.has_started = True
                 return replace(h, live=True, ready=False, standby=f"reload {event.run}, {event.state}")
             case events.DeclarationRefused():
+                self.has_started = True
                 return replace(h, live=True, ready=False, standby=event.reason)
             case events.StandbyEnded():
                 return replace(h, standby=None)
             case events.WorkerStopped():
                 return replace(h, live=False, ready=False, standby=None, error=event.error)
             case events.Activated():
-                h = _without(h, {event.partition}, "suspects", "stopped", "retrying")
-                return replace(h, positions={**h.positions, event.partition: event.offset})
+                self._positions[event.partition] = event.offset
+                return _without(h, {event.partition}, "suspects", "stopped", "retrying")
             case events.Revoked() | events.Released():
                 gone = set(event.partitions)
-                h = _without(h, gone, "positions", "lag", "retrying", "suspects")
+                for partition in gone:
+                    self._positions.pop(partition, None)
+                h = _without(h, gone, "lag", "retrying", "suspects")
                 h = replace(h, lag_unknown=h.lag_unknown - gone)
                 return h if self._draining else _without(h, gone, "stopped")  # leaving decides nothing
             case events.PartitionStopped():
@@ -129,17 +162,6 @@ class HealthBoard:
                 return replace(h, suspects={p: left for p, left in known.items() if left})
             case events.RetryScheduled():
                 return replace(h, retrying={**h.retrying, event.partition: event})
-            case events.Committed():
-                moved = {span.partition: span.end for span in event.spans}
-                if passed := {p for p, at in h.retrying.items() if moved.get(p, 0) > at.offset}:
-                    h = _without(h, passed, "retrying")
-                return replace(
-                    h,
-                    positions={**h.positions, **moved},
-                    records=h.records + event.records,
-                    transactions=h.transactions + 1,
-                    last_commit=event.at,
-                )
             case events.Refused():
                 return replace(h, fenced=h.fenced + 1)
             case events.Paused():
@@ -153,6 +175,14 @@ class HealthBoard:
                 return replace(h, lag=dict(event.lag), lag_unknown=event.unknown, delayed=delayed)
             case _:
                 return h
+
+    def _committed(self, h: Health, event: events.Committed) -> Health:
+        moved = {span.partition: span.end for span in event.spans}
+        self._positions.update(moved)
+        self._records, self._transactions = self._records + event.records, self._transactions + 1
+        self._last_commit = event.at
+        passed = {p for p, at in h.retrying.items() if moved.get(p, 0) > at.offset}
+        return _without(h, passed, "retrying") if passed else h
 
 
 def _without(h: Health, gone: Collection[Partition], *names: str) -> Health:

@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -22,27 +23,43 @@ from seekpoint.errors import (
     StopTimeout,
 )
 from seekpoint.events import Announcer
-from seekpoint.kafka.client import KafkaException, lazy_records, raise_if_fatal
+from seekpoint.kafka.client import KafkaException, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.schema_revision import check
+from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.postgres import pooler
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient, is_transient_at_start
 from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.records import Partition, RawRecord, one_line, running_line
+from seekpoint.postgres.work_while_waiting import Work
+from seekpoint.records import RawRecord, one_line, running_line
 from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
 from seekpoint.worker.heartbeat import Heartbeat
+from seekpoint.worker.mirror import Mirror
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
+from seekpoint.worker.reader import Reader
+from seekpoint.worker.replay.requests import RequestedReplays
 from seekpoint.worker.single_attempts import SingleAttempts
 from seekpoint.worker.standby import Standby
+from seekpoint.worker.status_writer import StatusWriter
+from seekpoint.worker.tracer import Tracer
 from seekpoint.worker.unit_of_work import Committer
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
+CLOSE = 10.0  # seconds for the client to leave the group
+AWAY = 1.0  # seconds for that where Kafka has not answered the last commit: the client would wait for it
 LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up
 UNKNOWN = (0.2, 0.4, 0.8)  # seconds between the questions for a topic that is unknown at the start
+_IN_TROUBLE = {
+    events.KafkaTrouble: True,
+    events.DatabaseTrouble: True,
+    events.CodecTrouble: True,
+    events.Paused: True,
+    events.Recovered: False,
+}
 REPEAT = 10.0  # seconds until the client's same error is announced again
 
 
@@ -59,8 +76,14 @@ class Loop:
         announce: Announcer,
         stopping: threading.Event,
         stopwatch: Stopwatch | None = None,
+        tracer: Tracer | None = None,
+        mirror: bool = False,
+        batch_ended: Callable[[], None],
     ) -> None:
+        self._batch_ended = batch_ended
+        self._is_mirrored = mirror
         self._pipeline, self._ledger, self._limits = pipeline, ledger, ledger.limits
+        self._tracer = tracer
         self._announce, self._stopping = announce, stopping
         self._config = consumer_config(kafka, group=pipeline.group)
         self._partitions = partitions
@@ -75,9 +98,12 @@ class Loop:
         self._assignment: WorkerAssignment
         self._committer: Committer
         self._heartbeat: Heartbeat
-        self._source: DueAndNew
+        self._reader: Reader
         self._singles: SingleAttempts
-        self._is_open = False  # these three are in use
+        self._status: StatusWriter
+        self._requests: RequestedReplays
+        self._mirror: Mirror
+        self._is_open = False  # these are in use
         self._ending = threading.Lock()  # its holder announces the end: this thread, or the one that gives it up
         self._given_up: StopTimeout | None = None
         self._thread = 0
@@ -235,14 +261,25 @@ class Loop:
             self._announce(events.DatabaseTrouble(error=error))
 
     def _open(self) -> None:
-        consumer = make_consumer(self._config, error_cb=self._on_client_error)
+        consumer = make_consumer(self._config, error_cb=self._on_client_error, on_commit=self._on_commit)
         pipeline = self._pipeline
         resources = Resources.of(consumer, self._config, self._ledger, self._announce)
         self._assignment = WorkerAssignment(resources, pipeline.topics, pipeline.start, self._partitions, pipeline)
+        self._mirror = Mirror(resources, self._assignment, is_on=self._is_mirrored)
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         self._heartbeat = Heartbeat(self._assignment.client, max_poll, self._limits.transaction_age, self._announce)
-        self._committer = Committer(self._ledger, pipeline, self._assignment, self._announce, stopwatch=self._stopwatch)
-        self._source = DueAndNew(self._assignment, self._announce)
+        self._reader = Reader(
+            pipeline, self._limits, self._assignment, self._announce, self._stopwatch, is_ending=self._stopping.is_set
+        )
+        self._committer = Committer(
+            self._ledger,
+            pipeline,
+            self._assignment,
+            self._announce,
+            stopwatch=self._stopwatch,
+            tracer=self._tracer,
+            meanwhile=Work(self._reader.has_more, self._reader.read_ahead) if pipeline.handle is None else None,
+        )
         self._singles = SingleAttempts(
             pipeline,
             self._ledger,
@@ -251,6 +288,15 @@ class Loop:
             heartbeat=self._heartbeat,
             announce=self._announce,
             keeps_claims=lambda: self._given_up is not None,
+        )
+        self._requests = RequestedReplays(pipeline, self._ledger)
+        self._status = StatusWriter(
+            self._ledger,
+            resources.watermarks,
+            declared(pipeline, read_uncommitted=self._config.get("isolation.level") == "read_uncommitted"),
+            self._announce,
+            client_id=self._config.get("client.id"),
+            poll_replay_requests=self._requests.check,
         )
         self._is_open = True
         self._assignment.join()
@@ -261,15 +307,24 @@ class Loop:
         self._heartbeat.stop()
         self._committer.close()
         if self._given_up is not None:  # the claims stay; a client that was made since then is closed here
+            self._status.end(wait=0.0)
             self._assignment.client.close(LEAVE)
             return
         try:
-            self._assignment.leave()
+            with suppress(Exception):  # then it is found as abandoned
+                self._requests.close(hand_back=not has_failed)
+            has_answered = self._mirror.finish()
+            self._assignment.leave(CLOSE if has_answered else AWAY)
         except Exception as error:
             if not has_failed and not is_transient(error):
                 raise
             # The claims stay until another worker claims: only a crash is counted that was none.
             self._announce(events.DatabaseTrouble(error=error))
+        finally:
+            self._status.end()
+
+    def _on_commit(self, error: Any, offsets: list[Any]) -> None:
+        self._mirror.answered(error, offsets)
 
     def _on_client_error(self, error: Any) -> None:
         """Brokers that are away are reported dozens of times a second: once in a while, and at the first, is enough."""
@@ -282,6 +337,8 @@ class Loop:
 
     def _work(self) -> None:
         while not self._stopping.is_set():
+            self._show_status()
+            self._mirror.maintain(monotonic())
             try:
                 self._step()
             except KafkaException as error:
@@ -296,26 +353,29 @@ class Loop:
                 if not is_transient(error):
                     raise
                 self._back_off(events.DatabaseTrouble(error=error))
+            finally:  # a batch that is dropped whole, or gets no answer of Kafka's, ends without an event of its own
+                self._batch_ended()
 
     def _step(self) -> None:
         self._assignment.maintain()
         self._recovered()
         self._raise_if_strict()
         self._sample_lag()
-        has_tried = self._attempt_singles()
-        if (chunk := self._source.read(self._limits.batch_records, 0 if has_tried else POLL)) is None:
+        has_tried = self._replay_some() | self._attempt_singles()
+        if (chunk := self._reader.read(self._limits.batch_records, 0 if has_tried else POLL)) is None:
             self._took = 0.0
             return
-        buffer = Buffer(chunk, lambda: self._draw(buffer.room), self._assignment.identity.ask, self._limits)
+        buffer = Buffer(chunk, lambda: self._draw(buffer), self._assignment.identity.ask, self._limits)
         began = monotonic()
         with self._heartbeat:
             self._committer.commit(OpenBatch(buffer))
         self._took = monotonic() - began
         self._recovered()
 
-    def _draw(self, most: int) -> Chunk[RawRecord] | None:
+    def _draw(self, buffer: Buffer) -> Chunk[RawRecord] | None:
         """More records for the open batch; None once a partition was taken away or the end was asked for."""
-        return None if self._assignment.has_revoked or self._stopping.is_set() else self._source.read(most, 0)
+        has_ended = self._assignment.has_revoked or self._stopping.is_set()
+        return None if has_ended else self._reader.read(buffer.room, 0, buffer.held)
 
     def _raise_if_strict(self) -> None:
         if self._pipeline.strict and (stopped := self._assignment.stopped):
@@ -332,6 +392,18 @@ class Loop:
             self._announce(events.KafkaTrouble(error=str(error)))
             return
         self._announce(events.LagSampled(lag=lag, not_due=self._assignment.scheduler.not_due(), unknown=unknown))
+
+    def _show_status(self) -> None:
+        if self._status.is_due(now := monotonic()):
+            self._status.show("trouble" if self._in_trouble else "running", self._assignment.with_known_log, now)
+
+    def _replay_some(self) -> bool:
+        """Replay a part of what was requested; whether there is more of it."""
+        if not self._requests.is_due(is_claiming=self._assignment.is_claiming):
+            return False
+        with self._heartbeat:
+            self._requests.work()
+        return self._requests.is_due(is_claiming=False)
 
     def _attempt_singles(self) -> bool:
         """Try what is due and has a transaction of its own, for about as long as the last batch; whether any was."""
@@ -355,10 +427,7 @@ class Loop:
 
     def _watch(self, event: events.Event) -> None:
         """Note a trouble, so that its end is announced here."""
-        if isinstance(event, events.KafkaTrouble | events.DatabaseTrouble | events.CodecTrouble | events.Paused):
-            self._in_trouble = True
-        elif isinstance(event, events.Recovered):
-            self._in_trouble = False
+        self._in_trouble = _IN_TROUBLE.get(type(event), self._in_trouble)
 
     def _recovered(self) -> None:
         """Announce that a trouble has ended: everything is claimed, and the brokers answer, also for an idle topic."""
@@ -371,34 +440,3 @@ class Loop:
             self._announced_at.clear()
             self._waits = Backoff().waits()
             self._announce(events.Recovered())
-
-
-class DueAndNew:
-    """Reads chunks of due records from the scheduler, and of new ones from the client."""
-
-    def __init__(self, assignment: WorkerAssignment, announce: Announcer) -> None:
-        self._assignment, self._announce = assignment, announce
-        self._due_first = False  # whether a single free place in a batch is a due record's
-
-    def read(self, most: int, wait: float) -> Chunk[RawRecord] | None:
-        """Up to ``most`` records, due ones first; waits up to ``wait`` seconds for a first one. None: there is none."""
-        room, due, scheduler = min(CHUNK, most), None, self._assignment.scheduler
-        if scheduler:
-            # Half of the room each: neither due records nor new ones keep the others out.
-            self._due_first = not self._due_first
-            due = scheduler.due(room // 2 + self._due_first)
-            room -= len(due)
-            wait = 0 if len(due) else scheduler.wait(wait)
-        new = self._assignment.accept_messages(self._assignment.client.read(room, wait)) if room else None
-        if new is None or not len(new):
-            return due if due is not None and len(due) else None
-        self._announce(events.ChunkRead(records=len(new)))
-        chunk = self._readable(new)
-        return chunk if due is None or not len(due) else due.and_then(chunk)
-
-    def _readable(self, new: Chunk[Any]) -> Chunk[RawRecord]:
-        """The messages as lazy records; those that cannot be read are found now."""
-        records, unreadable = lazy_records(list(new), next(iter(new.reads)) if len(new.reads) == 1 else None)
-        for record, error in unreadable:
-            self._assignment.active[Partition(record.topic, record.partition)].unreadable[record.offset] = error
-        return Chunk(records, new.reads, unreadable)

@@ -63,6 +63,7 @@ class Buffer:
         self.unreadable: dict[Place, Exception] = {}  # what the client could not read whole
         self.reads: dict[Partition, Read] = {}
         self.identity: Answer | None = None
+        self.held: frozenset[Partition] | None = None  # by the open transaction, which reads no other; None before it
         self._keep(first)
 
     def _keep(self, chunk: Chunk[RawRecord]) -> None:
@@ -83,11 +84,21 @@ class Buffer:
                 at += 1
             if self.closed:
                 return
-            chunk = None if self._full() else self._draw()
-            if chunk is None or not len(chunk):
-                self.close()
-            else:
-                self._keep(chunk)
+            self._read_more()
+
+    def closes_within(self, records: int, size: int) -> bool:
+        """Whether the buffer is closed with so many records and bytes at most: no more is there to be drawn."""
+        while (fits := self._records <= records and self._bytes <= size) and not self.closed:
+            self._read_more()
+        return fits
+
+    def _read_more(self) -> None:
+        """Keep one more chunk, or close."""
+        chunk = None if self._full() else self._draw()
+        if chunk is None or not len(chunk):
+            self.close()
+        else:
+            self._keep(chunk)
 
     def replay(self, *, newest_first: bool = False) -> Iterator[Sequence[RawRecord]]:
         """What was read so far, chunk by chunk, in order (or in reverse); draws nothing."""
@@ -215,6 +226,8 @@ class Outcome:
     @property
     def dead_letters(self) -> list[NewDeadLetter]:
         """The records that are passed without being applied, in the order of partition and offset."""
+        if not self._dead_letters:
+            return []
         return [one for at, one in sorted(self._dead_letters.items()) if not self.is_stopped(*at)]
 
     def is_blocked(self, partition: Partition, offset: int) -> bool:
@@ -263,6 +276,12 @@ class OpenBatch:
     is_transient: bool = False
     suspects: SuspectRange | None = None
 
+    def closes_within(self, records: int, size: int) -> bool:
+        """Whether the batch is closed with so many records and bytes at most, and each is to be applied as it is."""
+        if self.is_single or self.suspects is not None or self.outcome.tries or self.outcome.is_filtering:
+            return False
+        return self.buffer.closes_within(records, size) and not self.buffer.unreadable
+
     def blocking(self, keys: DeadKeys | None) -> Self:
         """This batch, with the records blocked that come after an open dead letter of their key."""
         if keys is not None:
@@ -307,11 +326,20 @@ def spans_of(found: Sequence[Move]) -> tuple[Span, ...]:
     return tuple(Span(m.claim.partition, m.from_offset, m.to_offset) for m in found)
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How many records were applied, and how many rows each sink was given of them, in declared order."""
+
+    records: int
+    rows: Sequence[int]
+
+
 @dataclass(slots=True)
 class BatchResult:
     """What one attempt has made of its batch: what the transaction records, and what is announced after COMMIT."""
 
     applied: int
+    rows: Sequence[int]
     moves: Sequence[Move]
     spans: tuple[Span, ...]
     dead_letters: Sequence[NewDeadLetter]
@@ -320,12 +348,13 @@ class BatchResult:
     batch: OpenBatch
 
     @classmethod
-    def of(cls, batch: OpenBatch, applied: int) -> BatchResult:
-        """The result of a batch of which so many records were applied."""
+    def of(cls, batch: OpenBatch, written: Written) -> BatchResult:
+        """The result of a batch of which so much was written."""
         buffer, outcome = batch.buffer, batch.outcome
         found = moves(buffer, outcome)
         stops = {p: stop for p, stop in outcome.stops.items() if p in buffer.reads}
-        return cls(applied, found, spans_of(found), outcome.dead_letters, stops, buffer.reads, batch)
+        reads, dead_letters = buffer.reads, outcome.dead_letters
+        return cls(written.records, written.rows, found, spans_of(found), dead_letters, stops, reads, batch)
 
     def position(self, partition: Partition) -> int:
         """Where the partition is once the batch is committed."""

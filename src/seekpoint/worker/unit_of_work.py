@@ -1,6 +1,6 @@
 """One transaction of a worker: hold, apply, insert dead letters, advance, record attempts, COMMIT; and its retry.
 
-The only place where a worker commits rows (I1).
+The only place where a worker asks for the COMMIT of rows (I1); `postgres.session` sends it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.session import CommitUnanswered, ConnectionSocket, Session, raised_by
 from seekpoint.postgres.sqlstates import TRANSACTION_TIMEOUT, sqlstate
 from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.postgres.work_while_waiting import Work
 from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
 from seekpoint.sinks.upsert.upsert import Upsert
-from seekpoint.worker.apply import Mode, apply
+from seekpoint.worker.apply import Mode, SmallBatch, apply, small_batch
 from seekpoint.worker.bisect import Strides
 from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
 from seekpoint.worker.failure_policy import fail
@@ -39,6 +40,7 @@ from seekpoint.worker.recovery import (
     TopicIdMismatch,
     recovery_for,
 )
+from seekpoint.worker.tracer import Tracer
 
 logger = logging.getLogger("seekpoint.worker.unit_of_work")
 
@@ -51,7 +53,7 @@ class PartitionOwner(Protocol):
     """Knows which partitions are active: the assignment of a worker, or fixed claims of the test kit."""
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """Every active partition, each at its position; those of the batch at where its reading began."""
+        """What the transaction holds: those of the batch where its reading began, and others at their position."""
 
     def accept(self, moved: Iterable[Claim]) -> None:
         """Take the claims over, after COMMIT."""
@@ -72,7 +74,10 @@ class PartitionOwner(Protocol):
 
 
 class Committer:
-    """Applies one batch after the other, in order, each in one transaction."""
+    """Applies one batch after the other, in order, each in one transaction.
+
+    ``meanwhile`` is done while the server has not answered.
+    """
 
     def __init__(
         self,
@@ -82,15 +87,18 @@ class Committer:
         announce: Announcer,
         *,
         stopwatch: Stopwatch | None = None,
+        tracer: Tracer | None = None,
+        meanwhile: Work | None = None,
     ) -> None:
         self._ledger, self._pipeline, self._owner, self._announce = ledger, pipeline, owner, announce
+        self._tracer = tracer
         self._stopwatch = stopwatch or Stopwatch()
         self._session = Session(
             ledger.engine,
             pipeline_mode=pipeline.pipeline_mode,
             lends=pipeline.handle is not None,
             hold_first=True,
-            wire=ConnectionSocket(self._stopwatch),
+            wire=ConnectionSocket(self._stopwatch, meanwhile),
         )
         self._dead_letters = DeadLetters(ledger)
         self._strides = Strides()
@@ -115,7 +123,7 @@ class Committer:
         mode: Mode | None = Mode(is_bisecting=batch.is_single or self._strides.expects_failures)
         while mode is not None:
             try:
-                self._attempt(batch, mode)
+                self._attempt_traced(batch, mode)
             except Exception as error:  # noqa: BLE001 -- raised where it is not recovered from
                 if (mode := self._recover(error, batch, mode)) is None:
                     raised = raised_by(error)
@@ -137,25 +145,40 @@ class Committer:
             if not batch.buffer.reads:
                 return
 
+    def _attempt_traced(self, batch: OpenBatch, mode: Mode) -> None:
+        if self._tracer is None:
+            self._attempt(batch, mode)
+            return
+        with self._tracer.transaction(self._pipeline, batch, mode.attempt):
+            self._attempt(batch, mode)
+
     def _attempt(self, batch: OpenBatch, mode: Mode) -> None:
         began = monotonic()
         self._announce(events.BatchOpened(attempt=mode.attempt))
         with self._session.transaction() as tx:
-            held, dead_keys = self._hold(tx, batch.buffer.starts)
-            with self._stopwatch.running():
-                result = apply(tx, self._pipeline, batch.blocking(dead_keys), mode, self._strides)
-            self._announce(events.Applied(records=result.applied))
-            counts = self._limits.check(result, result.applied)
-            self._insert_dead_letters(tx, result)
-            moved = self._ledger.advance(tx, result.moves, held) if result.moves else []
-            self._record_suspect_part(tx, result)
-            self._record_attempts(tx, result)
-            tx.deferred.catch_up()
+            with self._stopwatch:
+                small = small_batch(tx, self._pipeline, batch, mode)
+            if small is not None:
+                result, moved = small.result, self._hold_and_advance(tx, small)
+                counts = self._limits.check(result, result.applied)
+            else:
+                expected = self._owner.expected(batch.buffer.starts)
+                held, dead_keys = self._hold(tx, expected)
+                batch.buffer.held = frozenset(e.claim.partition for e in expected)
+                with self._stopwatch:
+                    result = apply(tx, self._pipeline, batch.blocking(dead_keys), mode, self._strides)
+                self._announce(events.Applied(records=result.applied))
+                counts = self._limits.check(result, result.applied)
+                self._insert_dead_letters(tx, result)
+                moved = self._ledger.advance(tx, result.moves, held) if result.moves else []
+                self._record_suspect_part(tx, result)
+                self._record_attempts(tx, result)
+                tx.deferred.catch_up()
             self._require_same_topics(result)
             self._announce(events.Advanced(spans=result.spans))
         self._owner.accept(moved)
         self._limits.count(counts)
-        self._announce(events.Committed(spans=result.spans, records=result.applied, seconds=monotonic() - began))
+        self._announce(self._committed(result, monotonic() - began))
         self._announce_handlers(tx, result, mode)
         for sink in self._upserts:
             if (changed := sink.strategy_changed()) is not None:
@@ -163,9 +186,22 @@ class Committer:
         self._announce_dead_letters(result)
         self._end_at_stops(result)
 
-    def _hold(self, tx: HandlerConnection, starts: Mapping[Partition, int]) -> tuple[str, DeadKeys | None]:
-        """Hold every active partition; with key order, also find the keys that dead letters block."""
-        expected = self._owner.expected(starts)
+    def _committed(self, result: BatchResult, seconds: float) -> events.Committed:
+        rows: dict[str, int] = {}
+        for sink, count in zip(self._pipeline.sinks, result.rows, strict=False):  # after COMMIT nothing raises
+            name = ", ".join(sink.tables)
+            rows[name] = rows.get(name, 0) + count
+        return events.Committed(spans=result.spans, records=result.applied, seconds=seconds, rows=rows)
+
+    def _hold_and_advance(self, tx: HandlerConnection, small: SmallBatch) -> list[Claim]:
+        """Hold, advance and write the rows in one round trip: what is announced here has happened by then."""
+        moved = self._ledger.hold_and_advance(tx, small.result.moves, small.statements)
+        self._announce(events.Held(partitions=len(moved)))
+        self._announce(events.Applied(records=small.result.applied))
+        return moved
+
+    def _hold(self, tx: HandlerConnection, expected: Sequence[Expected]) -> tuple[str, DeadKeys | None]:
+        """Hold what the batch may read; with key order, also find the keys that dead letters block."""
         held = self._ledger.hold(tx, expected)
         self._announce(events.Held(partitions=len(expected)))
         if not self._pipeline.keep_key_order:

@@ -24,6 +24,7 @@ from seekpoint.postgres.engine import schema_translation, shown
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.worker.health import Health, HealthBoard
 from seekpoint.worker.loop import Loop
+from seekpoint.worker.tracer import Tracer
 
 logger = logging.getLogger("seekpoint.worker.worker")
 
@@ -37,9 +38,16 @@ class Worker:
     heartbeat's, ``WorkerStopped`` on a timer's where ``grace`` is over). Scale by more workers in more processes,
     not by threads.
 
+    ``tracing=Tracing()`` makes a span of each transaction (:class:`seekpoint.tracing.Tracing`); by default there are
+    none.
+
     A worker whose pipeline writes a topic's records to other tables than the group does, at the same version, waits
     outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace the group's,
-    and workers that run exit as outdated.
+    and workers that run exit as outdated. Of a group that an operator has forgotten it raises GroupForgotten; with the
+    time that the error names as ``accept_forgotten`` it begins again at its StartAt, as a new group.
+
+    With ``mirror=True`` it also commits its positions to Kafka, after they are committed in Postgres and every five
+    seconds at the most, so that tools show the group's lag. Nothing is read back from there.
 
     Making a worker does no I/O; clients and connections are made in the thread that runs it. A worker runs
     once. Raises ConfigError where the declaration, the engine or the configuration contradict each other.
@@ -55,7 +63,10 @@ class Worker:
         limits: Limits | None = None,
         partitions: Iterable[tuple[str, int]] | None = None,
         accept_declaration: bool = False,
+        accept_forgotten: str | None = None,
+        mirror: bool = False,
         observe: Sequence[Observer] = (),
+        tracing: Tracer | None = None,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Worker needs a Pipeline, got {type(pipeline).__name__}")
@@ -69,16 +80,19 @@ class Worker:
             version=pipeline.version,
             tables=pipeline.tables_by_topic(schema_translation(engine)),
             accept_declaration=accept_declaration,
+            accept_forgotten=accept_forgotten,
             limits=limits,
             synchronous_commit=pipeline.synchronous_commit,
         )
-        self._kafka = dict(kafka)
+        self._kafka, self._mirror = dict(kafka), mirror
         self._partitions: Collection[tuple[str, int]] | None = None if partitions is None else list(partitions)
         self._check_partitions()
         self._stopwatch = Stopwatch()
         self._board = HealthBoard(stopwatch=self._stopwatch, allowed=self._ledger.limits.transaction_age)
-        self._announce = Announcer((self._board, self._on_event, *events.checked(observe)), group=pipeline.group)
-        self._has_started = False
+        self._announce = Announcer((self._board, *events.checked(observe)), group=pipeline.group)
+        self._tracer = _checked_tracer(tracing)
+        if tracing is not None:
+            self._announce.add(tracing)
         self._stopping = threading.Event()
         self._begun = threading.Lock()
         self._loop: Loop | None = None
@@ -122,10 +136,15 @@ class Worker:
         """The state now; may be called from any thread."""
         return self._board.read()
 
+    def add_observer(self, observer: Observer) -> None:
+        """Pass the events from now on to one more observer, too. Raises ConfigError for what is no observer."""
+        for one in events.checked([observer]):
+            self._announce.add(one)
+
     @property
     def has_started(self) -> bool:
         """Whether it has joined its group, or waits outside of it; False while it waits for its servers."""
-        return self._has_started
+        return self._board.has_started
 
     def stop(self, grace: float | None = None) -> None:
         """Ask the worker to finish the batch in hand and leave; returns at once, from any thread.
@@ -150,7 +169,8 @@ class Worker:
         A second signal aborts: the open transaction is thrown away, and its records are read again by
         the next owner. A third ends the process at once, also where a server never answers. Outside the
         main thread no signal handler is installed. Raises what another attempt would not fix: ConfigError,
-        SchemaMismatch, HandlerOutdated, what the handler raises, and errors of the database and of Kafka as they are.
+        SchemaMismatch, HandlerOutdated, GroupForgotten, what the handler raises, and errors of the database and of
+        Kafka as they are.
         """
         if threading.current_thread() is not threading.main_thread():
             self._run()
@@ -162,12 +182,8 @@ class Worker:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Started | events.OnStandby | events.DeclarationRefused):
-            self._has_started = True
-
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        unborn = number == signal.SIGINT and not self._has_started  # waits for its servers: nothing is in hand
+        unborn = number == signal.SIGINT and not self._board.has_started  # waits for its servers: nothing is in hand
         if unborn or self._stopping.is_set():
             for each in (signal.SIGTERM, signal.SIGINT):  # to abort speaks to the database too, which may not answer
                 signal.signal(each, signal.SIG_DFL)
@@ -186,6 +202,9 @@ class Worker:
             announce=self._announce,
             stopping=self._stopping,
             stopwatch=self._stopwatch,
+            tracer=self._tracer,
+            mirror=self._mirror,
+            batch_ended=self._board.batch_ended,
         )
         try:
             loop.run()
@@ -220,6 +239,12 @@ class Worker:
             raise ConfigError(f"on_error={on_error!r}: must be a function that takes the error")
         seconds = None if grace is None else _seconds("grace", grace)
         return Running(self, self._announce, wait=wait, grace=seconds, on_error=on_error)
+
+
+def _checked_tracer(given: Any) -> Tracer | None:
+    if given is not None and not callable(getattr(given, "transaction", None)):
+        raise ConfigError(f"tracing={given!r}: must be a seekpoint.tracing.Tracing(), or None")
+    return given  # type: ignore[no-any-return]
 
 
 def _seconds(name: str, value: Any) -> float:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.sinks.catalog import DELETED, LINE, Stage, build
 from seekpoint.sinks.copy import open_copy
-from seekpoint.sinks.dedupe import Deleted, Offsets
+from seekpoint.sinks.dedupe import Deleted, Offsets, has_deletes
 from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 _BEHIND = 1 << 62  # given lines come after those that the stage counted itself
@@ -46,7 +46,7 @@ class TempTable:
         """Raises RowRefused with the line where a row cannot be written."""
         if self._offsets is not None:
             self._offsets.look(rows)
-        if self._lines is None and Deleted in set(map(type, rows)):
+        if self._lines is None and has_deletes(rows):
             self._close()
             self._open((*self._columns, LINE))
             self._lines = []

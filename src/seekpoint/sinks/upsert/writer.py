@@ -15,7 +15,7 @@ from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.postgres.sqlstates import CARDINALITY_VIOLATION, Fault, fault_of_error
 from seekpoint.sinks.catalog import Stage, survey
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
-from seekpoint.sinks.dedupe import Deleted, Target, dedupe
+from seekpoint.sinks.dedupe import Target, dedupe, has_deletes
 from seekpoint.sinks.upsert.direct_copy import DirectCopy
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy, Wrote
 from seekpoint.sinks.upsert.temp_table import TempTable
@@ -76,16 +76,20 @@ class UpsertWriter:
         """Take these rows, too."""
         self._rows += len(rows)
         if self._way is None:
-            self._few.extend(rows)
             if not rows or self._strategies.gathers(self._rows) or self._target_now().columns is None:
+                self._few.extend(rows)
                 return
-            rows, self._few = self._few, []
+            few, self._few = self._few, []
             self._way = self._begin()
-        if isinstance(self._way, DirectCopy) and Deleted in set(map(type, rows)):
-            self._way.undo(_TurnedBackError())
-            self._turn_back(self._way).write(rows)
-        else:
-            self._way.write(rows)
+            if few:
+                self._stream(self._way, few)
+        self._stream(self._way, rows)
+
+    def _stream(self, way: DirectCopy | TempTable, rows: Sequence[Row]) -> None:
+        if isinstance(way, DirectCopy) and has_deletes(rows):
+            way.undo(_TurnedBackError())
+            way = self._turn_back(way)
+        way.write(rows)
 
     def _begin(self) -> DirectCopy | TempTable:
         self._target = self._target_now()

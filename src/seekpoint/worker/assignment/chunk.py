@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from seekpoint.errors import ConfigError, Fenced
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Read:
-    """What was read of one partition: the claim it was read under, and the cursor before and after (I3)."""
+    """What was read of one partition: the claim it was read under, and the read position before and after (I3)."""
 
     claim: Claim
     start: int
@@ -26,6 +26,10 @@ class Read:
     def move(self) -> Move:
         """The step this asks of the ledger."""
         return Move(self.claim, self.start, self.end, self.leader_epoch, utc(self.timestamp_ms))
+
+    def since(self, start: int) -> Read:
+        """A copy that begins at this position."""
+        return Read(self.claim, start, self.end, self.leader_epoch, self.timestamp_ms)
 
 
 class Chunk(Sequence[T], Generic[T]):
@@ -72,9 +76,9 @@ def chain(chunks: Iterable[Chunk[Any]], before: Mapping[Partition, Read] | None 
         for partition, read in chunk.reads.items():
             last = joined.get(partition)
             if last is None:
-                joined[partition] = replace(read)
+                joined[partition] = read.since(read.start)
                 continue
             if last.end != read.start or last.claim.token != read.claim.token:
                 raise Fenced(f"a chunk of {partition} is missing between {last.end} and {read.start}")
-            joined[partition] = replace(read, start=last.start)
+            joined[partition] = read.since(last.start)
     return joined

@@ -153,7 +153,7 @@ class Claiming:
 
 
 def topic_id_mismatches(
-    active: Mapping[Partition, ActivePartition], answer: Answer, partitions: Iterable[Partition]
+    group: str, active: Mapping[Partition, ActivePartition], answer: Answer, partitions: Iterable[Partition]
 ) -> dict[Partition, PartitionStopped | None]:
     """Those of ``partitions`` whose topic is not the one their claim belongs to, each with its stop.
 
@@ -169,5 +169,8 @@ def topic_id_mismatches(
         if topic_id is None or topic_id == NO_ID:
             found[partition] = None
         else:
-            found[partition] = TopicRecreated.of(partition, at.claim.next_offset, at.claim.topic_id, topic_id)
+            known = at.claim
+            found[partition] = TopicRecreated.of(
+                group, partition, known.next_offset, stored=known.topic_id, topic_id=topic_id
+            )
     return found

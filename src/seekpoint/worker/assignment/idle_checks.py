@@ -58,7 +58,8 @@ class IdleChecks:
     def _check_topic_ids(self, answer: Answer, quiet: Sequence[Partition]) -> None:
         """Stop quiet partitions whose topic was recreated."""
         try:
-            self._claiming.stop_or_reclaim(topic_id_mismatches(self._partitions.active, answer, quiet))
+            mismatches = topic_id_mismatches(self._ledger.group, self._partitions.active, answer, quiet)
+            self._claiming.stop_or_reclaim(mismatches)
         except KafkaUnavailable as error:
             self._announce(events.KafkaTrouble(error=str(error)))
 
@@ -75,19 +76,19 @@ class IdleChecks:
             if at.end is not None:
                 # No record was applied at this end: only the epoch that the broker has *there* may be kept.
                 epoch = edge.leader_epoch if edge.offset == at.end else None
-                moves.append(Move(at.claim, at.cursor, at.end, epoch))
-        if mismatches := topic_id_mismatches(active, answer, partitions):
+                moves.append(Move(at.claim, at.read_position, at.end, epoch))
+        if mismatches := topic_id_mismatches(self._ledger.group, active, answer, partitions):
             self._claiming.stop_or_reclaim(mismatches)
             return
         try:
             moved = self._ledger.advance_alone(moves)
         except Fenced as error:
             self._announce(events.Refused(reason=error.reason))
-            self._reconciler.reconcile({p: active[p].cursor for p in partitions})
+            self._reconciler.reconcile({p: active[p].read_position for p in partitions})
             return
         for claim in moved:
             at = active[claim.partition]
-            at.claim, at.cursor, at.end = claim, claim.next_offset, None
+            at.claim, at.read_position, at.end = claim, claim.next_offset, None
 
     def _check_claims(self, rows: Mapping[Partition, Position], quiet: Sequence[Partition]) -> None:
         """Notice that a quiet partition was reset, paused or claimed by another worker, or lost in a failover."""
@@ -115,19 +116,20 @@ class IdleChecks:
                 self._partitions.claim_later(partition, ClaimingPartition(known=at.claim))
 
     def check_out_of_range(self) -> None:
-        """The broker has no record at the cursor: find out why, and who reset it, and stop in front of it (I4).
+        """The broker has no record at the read position: find out why, and who reset it, and stop in front of it (I4).
 
         What was read before and is delayed is applied first: it may be nowhere else any more.
         """
         active = self._partitions.active
         at = {p: active[p] for p in self._partitions.out_of_range if p in active}
-        missing = {p: one.cursor for p, one in at.items() if one.position == one.cursor}
+        missing = {p: one.read_position for p, one in at.items() if one.position == one.read_position}
         if not missing:
             return
-        mismatches = topic_id_mismatches(active, self._identity.ask({p.topic for p in missing}), missing)
+        answer = self._identity.ask({p.topic for p in missing})
+        mismatches = topic_id_mismatches(self._ledger.group, active, answer, missing)
         self._claiming.stop_or_reclaim(mismatches)
-        lost = {p: cursor for p, cursor in missing.items() if p not in mismatches}
+        lost = {p: read_position for p, read_position in missing.items() if p not in mismatches}
         resets = {p: self._ledger.last_reset(p) for p in lost}
         by_hand = {p: str(reset) for p, reset in resets.items() if reset is not None and reset.to == lost[p]}
-        self._claiming.stop_or_reclaim(classify_loss(lost, self._watermarks, by_hand))
+        self._claiming.stop_or_reclaim(classify_loss(self._ledger.group, lost, self._watermarks, by_hand))
         self._partitions.out_of_range = at.keys() - missing.keys()

@@ -16,20 +16,23 @@ from seekpoint.events import Announcer
 from seekpoint.kafka import client as kafka
 from seekpoint.kafka.client import Client, Message
 from seekpoint.ledger import Claim
-from seekpoint.records import Partition
+from seekpoint.records import Partition, RawRecord
 from seekpoint.worker.assignment.backlog import Backlog, Moment
 from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.assignment.kept import KeptChunks, part
 
 
 @dataclass(slots=True)
 class ActivePartition:
-    """A partition that is read. ``cursor`` is the reader's own: it moves when a chunk is read, never on a commit.
+    """A partition that is read. ``read_position`` is the reader's own: it moves when a chunk is read, not on a commit.
 
-    Where records have to wait, they wait in ``backlog``: it ends when the partition is no longer active.
+    Where records have to wait, they wait in ``backlog``: it ends when the partition is no longer active. ``kept_from``
+    is where those begin that were read and wait for the next batch.
     """
 
     claim: Claim
-    cursor: int
+    read_position: int
+    kept_from: int | None = None
     end: int | None = None  # the log's end, when the client said that it was reached
     quiet_since: float = 0.0
     backlog: Backlog | None = None
@@ -42,19 +45,21 @@ class ActivePartition:
     @property
     def position(self) -> int:
         """Where the records that are given next begin: the ledger's position, unless a batch is in hand."""
-        return self.cursor if self.backlog is None or not len(self.backlog) else self.backlog.position
+        if self.kept_from is not None:
+            return self.kept_from
+        return self.read_position if self.backlog is None or not len(self.backlog) else self.backlog.position
 
     @property
     def last_epoch(self) -> int | None:
-        """The leader epoch of the record in front of the cursor; None where it is not known (a batch is in hand)."""
+        """The leader epoch of the record in front of the read position; None where it is not known (open batch)."""
         if self.backlog is not None and len(self.backlog):
             return self.leader_epoch
-        return self.claim.leader_epoch if self.cursor == self.claim.next_offset else None
+        return self.claim.leader_epoch if self.read_position == self.claim.next_offset else None
 
     @property
     def has_trailing(self) -> bool:
         """Whether only control records lie between the position and the log's end."""
-        return self.end is not None and self.end > self.cursor == self.position
+        return self.end is not None and self.end > self.read_position == self.position
 
     def passed(self, offset: int) -> None:
         """The ledger's position is ``offset`` now: what was on record in front of it is gone."""
@@ -102,12 +107,12 @@ class _Accepted:
         self.waits: list[tuple[ActivePartition, Message]] = []
 
     def keep(self, placed: ActivePartition, messages: Sequence[Message], last: int) -> None:
-        """These come next of their partition, the last one at this offset: the cursor moves after it."""
+        """These come next of their partition, the last one at this offset: the read position moves after it."""
         partition = placed.claim.partition
         read = self.reads.get(partition)
         if read is None:
-            read = self.reads[partition] = Read(placed.claim, placed.cursor, placed.cursor)
-        placed.cursor = read.end = last + 1
+            read = self.reads[partition] = Read(placed.claim, placed.read_position, placed.read_position)
+        placed.read_position = read.end = last + 1
         self.last[partition] = messages[-1]
         self.kept += messages
 
@@ -137,8 +142,8 @@ class AssignedPartitions:
     """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
 
     ``revoked`` are partitions that Kafka took away and that were not released yet; ``out_of_range`` those whose
-    position is out of range at the broker; ``backlogged`` the active ones that have a backlog, in the order in which
-    the scheduler reads from them.
+    position is out of range at the broker; ``kept`` what was read and waits for the next batch; ``backlogged`` the
+    active ones that have a backlog, in the order in which the scheduler reads from them.
     """
 
     def __init__(self, client: Client, announce: Announcer) -> None:
@@ -148,6 +153,7 @@ class AssignedPartitions:
         self.stopped: dict[Partition, StoppedPartition] = {}
         self.revoked: set[Partition] = set()
         self.out_of_range: set[Partition] = set()
+        self.kept = KeptChunks()
         self._unreleased: list[Claim] = []  # claims of revoked partitions
         self._client, self._announce = client, announce
 
@@ -176,8 +182,10 @@ class AssignedPartitions:
         return left
 
     def _drop_revoked(self) -> None:
+        if not self.revoked:
+            return
         revoked, self.revoked = self.revoked, set()
-        self._forget_backlogs(revoked)
+        self._forget_read(revoked)
         self._unreleased += [self.active.pop(p).claim for p in revoked if p in self.active]
         stopped = [self.stopped.pop(p).claim for p in revoked if p in self.stopped]
         self._unreleased += [claim for claim in stopped if claim is not None]
@@ -192,29 +200,32 @@ class AssignedPartitions:
         if not claims:
             return
         self._client.assign({p: (c.next_offset, c.leader_epoch) for p, c in claims.items()}, self._positions())
+        self._forget_read(claims)
         now = monotonic()
         for partition, claim in claims.items():
             self.claiming.pop(partition, None)
             self.stopped.pop(partition, None)
-            self.backlogged.pop(partition, None)
             self.out_of_range.discard(partition)
             self.active[partition] = ActivePartition(claim, claim.next_offset, quiet_since=now)
             self._announce(events.Activated(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
 
     def continue_reading(self) -> None:
-        """After a rebalance: continue to read the partitions that are still assigned, from their cursors."""
-        self._client.continue_reading({p: (at.cursor, at.last_epoch) for p, at in self.active.items()})
+        """After a rebalance: continue to read the partitions that are still assigned, from their read positions."""
+        self._client.continue_reading({p: (at.read_position, at.last_epoch) for p, at in self.active.items()})
 
     def deactivate(self, partitions: Collection[Partition]) -> None:
         """Stop reading these, and throw away what the client has buffered of them."""
         self._client.unassign(partitions, self._positions())
-        self._forget_backlogs(partitions)
+        self._forget_read(partitions)
         for partition in partitions:
             self.active.pop(partition, None)
 
-    def _forget_backlogs(self, partitions: Collection[Partition]) -> None:
+    def _forget_read(self, partitions: Collection[Partition]) -> None:
+        """Drop what was read of these and not applied: they are not read any more, or from another position."""
         for partition in partitions:
             self.backlogged.pop(partition, None)
+        if len(self.kept):
+            self.kept.take_all(partitions)
 
     def claim_later(self, partition: Partition, waiting: ClaimingPartition) -> None:
         """Claim it later; where it is revoked, release the claim instead: another one would fence its new owner."""
@@ -252,8 +263,8 @@ class AssignedPartitions:
         self.deactivate(list(self.active))
 
     def _positions(self) -> dict[Partition, int]:
-        """The cursors of what we may read; a partition that Kafka took away must not be assigned again."""
-        return {p: at.cursor for p, at in self.active.items() if p not in self.revoked}
+        """The read positions of what we may read; a partition that Kafka took away must not be assigned again."""
+        return {p: at.read_position for p, at in self.active.items() if p not in self.revoked}
 
     # -- backlogs -------------------------------------------------------------------------------------
 
@@ -273,7 +284,7 @@ class AssignedPartitions:
     # -- reading --------------------------------------------------------------------------------------
 
     def accept_messages(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Keep what belongs to an active partition and was not read before; move the cursors over it (I3).
+        """Keep what belongs to an active partition and was not read before; move the read positions over it (I3).
 
         What has to wait goes into its partition's backlog instead.
         """
@@ -290,13 +301,47 @@ class AssignedPartitions:
             read.leader_epoch, read.timestamp_ms = kafka.standing(message)
         return Chunk(taken.kept, taken.reads)
 
+    def keep(self, chunk: Chunk[RawRecord]) -> None:
+        """Keep what was read for a later batch, after what is kept already."""
+        self.kept.append(chunk)
+        for partition, read in chunk.reads.items():
+            placed = self.active[partition]
+            if placed.kept_from is None:
+                placed.kept_from = read.start
+
+    def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition]) -> Chunk[RawRecord]:
+        """Return what is of held partitions, and keep the rest: the next batch begins with it."""
+        kept = {p: read for p, read in chunk.reads.items() if p not in held}
+        self.kept.put_back(part(chunk, kept))
+        for partition, read in kept.items():
+            self.active[partition].kept_from = read.start
+        return part(chunk, {p: read for p, read in chunk.reads.items() if p in held})
+
+    def take_kept(self) -> Chunk[RawRecord]:
+        """The first of what was kept, without partitions that were revoked since."""
+        chunk = self.kept.take()
+        reads = {p: read for p, read in chunk.reads.items() if p not in self.revoked}
+        for partition, read in reads.items():
+            self.active[partition].kept_from = read.end if self.kept.has(partition) else None
+        return part(chunk, reads)
+
+    def put_kept_into_backlog(self, partition: Partition) -> None:
+        """What was kept of this partition waits in its backlog instead, after what waits there already."""
+        placed, at = self.active[partition], Moment.now()
+        assert placed.backlog is not None
+        for chunk in self.kept.take_all({partition}):
+            for record in chunk:
+                placed.backlog.add(record, chunk.reads[partition].start, at)
+                placed.leader_epoch = record.leader_epoch
+        placed.kept_from = None
+
     def _accept_run(self, taken: _Accepted, at: Any, run: list[Message]) -> bool:
         """Keep records of one partition, without a look at each; False if one of them is not to be kept."""
         placed = self.active.get(at)
         if placed is None or placed.backlog is not None or at in self.revoked:
             return False
         offsets: list[Any] = [m.offset() for m in run]
-        if offsets[0] < placed.cursor or not all(map(lt, offsets, offsets[1:])):
+        if offsets[0] < placed.read_position or not all(map(lt, offsets, offsets[1:])):
             return False
         taken.keep(placed, run, offsets[-1])
         return True
@@ -309,7 +354,7 @@ class AssignedPartitions:
             at: Any = (message.topic(), message.partition())
             placed = self.active.get(at)
             offset: Any = message.offset()
-            if placed is None or offset < placed.cursor or at in self.revoked:
+            if placed is None or offset < placed.read_position or at in self.revoked:
                 continue  # read before it was activated again
             if placed.backlog is not None:
                 taken.waits.append((placed, message))
@@ -321,12 +366,12 @@ class AssignedPartitions:
         at, stored = Moment.now(), 0
         for placed, message in waits:
             record, error = kafka.readable(message)
-            if placed.backlog is None or record.offset < placed.cursor:
+            if placed.backlog is None or record.offset < placed.read_position:
                 continue  # twice in one answer of the client
             if error is not None:
                 placed.unreadable[record.offset] = error
-            placed.backlog.add(record, placed.cursor, at)
-            placed.cursor, placed.leader_epoch = record.offset + 1, record.leader_epoch
+            placed.backlog.add(record, placed.read_position, at)
+            placed.read_position, placed.leader_epoch = record.offset + 1, record.leader_epoch
             stored += 1
         self._announce(events.ChunkRead(records=stored))
 
@@ -337,7 +382,7 @@ class AssignedPartitions:
         placed = self.active.get(partition)
         if error.code() == kafka.END_OF_PARTITION:
             offset: Any = message.offset()
-            if placed is not None and offset > placed.cursor:
+            if placed is not None and offset > placed.read_position:
                 placed.end = offset
         elif error.code() == kafka.OUT_OF_RANGE and placed is not None:
             self.out_of_range.add(partition)

@@ -51,7 +51,7 @@ class Reconciler:
 
     def reset_backoff(self) -> None:
         """There is progress: the next wait for a lost claim is a short one."""
-        self._backoff = Backoff().waits()
+        self._lost = 0  # claims since then
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
         """Ask the ledger, under the rows' locks, what is true; returns the partitions whose batch must be dropped.
@@ -113,5 +113,8 @@ class Reconciler:
         was_reset = row is not None and row.owner == self._ledger.owner  # an operator's reset keeps the owner
         if not self._has_group and not was_reset:
             raise Fenced(f"{partition} was claimed by another worker; without a group the newest claim wins")
-        wait = 0.0 if was_reset else next(self._backoff)
+        wait = 0.0
+        if not was_reset:
+            self._lost += 1
+            wait = Backoff().wait(self._lost)
         self._partitions.claim_later(partition, ClaimingPartition(monotonic() + wait, known=claim))  # to be released

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from seekpoint import events
@@ -140,8 +140,9 @@ class Scheduler:
         then = TRANSIENT if failure.cause is Cause.TRANSIENT else None
         attempt = Attempt(stop.offset, failure.attempts, failure.error, stop.wait, then=then)
         backlog.put_back(records, position, attempt, Moment.now())
-        if placed.cursor == records[-1].offset + 1:
+        if placed.read_position == records[-1].offset + 1:
             placed.leader_epoch = records[-1].leader_epoch
+        self._partitions.put_kept_into_backlog(stop.partition)
 
     # -- given ----------------------------------------------------------------------------------------
 
@@ -161,8 +162,8 @@ class Scheduler:
         waits = (wait for _, _, backlog in self._open() if (wait := backlog.wait(at)) is not None)
         return min(most, min(waits, default=most))
 
-    def due(self, most: int) -> Chunk[RawRecord]:
-        """Up to ``most`` records that have waited long enough, and need no single-record attempt."""
+    def due(self, most: int, held: Collection[Partition] | None = None) -> Chunk[RawRecord]:
+        """Up to ``most`` records that have waited long enough, and need no single-record attempt; of ``held`` ones."""
         given: list[RawRecord] = []
         reads: dict[Partition, Read] = {}
         unreadable: list[tuple[RawRecord, Exception]] = []
@@ -170,6 +171,8 @@ class Scheduler:
         for partition, placed, backlog in self._open():
             if len(given) >= most:
                 break
+            if held is not None and partition not in held:
+                continue
             start = placed.position
             if records := backlog.give(most - len(given), at):
                 chunk = _chunk(placed, start, records)
@@ -181,6 +184,8 @@ class Scheduler:
 
     def next_careful(self) -> SingleAttempt | SuspectPart | None:
         """The next record, or part of a suspect range, that is due and has a transaction of its own; in turn."""
+        if not self:
+            return None
         at = Moment.now()
         for partition, placed, backlog in self._open():
             if (tried := backlog.give_single(at)) is not None:
@@ -230,7 +235,7 @@ class Scheduler:
         drained: dict[Partition, tuple[int, int | None]] = {}
         for partition, placed, backlog in self._open():
             if placed.is_paused and len(backlog) <= records // 2 and backlog.bytes <= size // 2:
-                drained[partition] = placed.cursor, placed.leader_epoch
+                drained[partition] = placed.read_position, placed.leader_epoch
                 placed.is_paused = False
             if backlog.is_over:
                 self._partitions.set_backlog(partition, None)

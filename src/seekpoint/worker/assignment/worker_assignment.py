@@ -21,7 +21,9 @@ from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition, RawRecord
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.assignment.claiming import Claiming, topic_id_mismatches
+from seekpoint.worker.assignment.held import HeldPartitions
 from seekpoint.worker.assignment.idle_checks import IdleChecks
+from seekpoint.worker.assignment.kept import KeptChunks
 from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPartition
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
@@ -50,6 +52,7 @@ class WorkerAssignment:
         self.scheduler = Scheduler(resources, pipeline)
         self._claiming = Claiming(resources, start, self.scheduler)
         self._reconciler = Reconciler(resources, self._claiming, has_group=self._fixed is None)
+        self._held = HeldPartitions()
         self._checks = IdleChecks(resources, self._topics, self._claiming, self._reconciler)
 
     @property
@@ -81,7 +84,7 @@ class WorkerAssignment:
         active = {p: at.position for p, at in self.active.items()}
         ends = self._watermarks.ends(list(active))
         stopped = {p: stop.offset for p, stop in self.stopped.items()}
-        asked = [p for p, stop in self.stopped.items() if not isinstance(stop, TopicRecreated | TopicUnknown)]
+        asked = [p for p in self.with_known_log if p in stopped]
         if asked:
             try:
                 ends |= self._watermarks.ends(asked)
@@ -90,6 +93,18 @@ class WorkerAssignment:
         after = {p: ends[p].offset - at for p, at in (active | stopped).items() if p in ends}
         known = {p: n for p, n in after.items() if n >= 0}
         return known, frozenset((active | stopped).keys() - known.keys())
+
+    @property
+    def with_known_log(self) -> list[Partition]:
+        """Active partitions, and stopped ones whose log is still the one that was read."""
+        is_other = (TopicRecreated, TopicUnknown)
+        return [*self.active, *(p for p, stop in self.stopped.items() if not isinstance(stop, is_other))]
+
+    def current_claims(self) -> list[Claim]:
+        """The claims of :attr:`with_known_log`, as of their last COMMIT; without partitions that Kafka took away."""
+        active, stopped, revoked = self._partitions.active, self._partitions.stopped, self._partitions.revoked
+        found = [(p, active[p].claim if p in active else stopped[p].claim) for p in self.with_known_log]
+        return [claim for p, claim in found if claim is not None and p not in revoked]
 
     # -- joining and leaving --------------------------------------------------------------------------
 
@@ -100,13 +115,16 @@ class WorkerAssignment:
         else:
             self._partitions.claiming.update((p, ClaimingPartition()) for p in self._fixed)
 
-    def leave(self) -> None:
-        """Release every claim and leave the group; what was read and not committed is read again elsewhere."""
+    def leave(self, deadline: float = 10.0) -> None:
+        """Release every claim and leave the group; what was read and not committed is read again elsewhere.
+
+        After ``deadline`` seconds the client is closed in the background.
+        """
         try:
             self._store_stops(is_last=True)
             self._claiming.release(self._partitions.claims())
         finally:
-            self.client.close()
+            self.client.close(deadline)
 
     def suspend(self) -> None:
         """The database or the brokers are away: read nothing, stay in the group, claim everything again later."""
@@ -116,11 +134,44 @@ class WorkerAssignment:
     # -- reading --------------------------------------------------------------------------------------
 
     def accept_messages(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Keep what belongs to an active partition and was not read before; move the cursors over it."""
+        """Keep what belongs to an active partition and was not read before; move the read positions over it."""
         chunk = self._partitions.accept_messages(messages)
         if self.scheduler:
             self.scheduler.bound()
         return chunk
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether messages wait for the next batch."""
+        return len(self._partitions.kept) > 0
+
+    @property
+    def kept(self) -> KeptChunks:
+        """What waits for the next batch."""
+        return self._partitions.kept
+
+    def keep(self, chunk: Chunk[RawRecord]) -> None:
+        """Keep what was read ahead for the next batch, after what is kept already."""
+        self._partitions.keep(chunk)
+
+    def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition], *, is_full: bool) -> Chunk[RawRecord]:
+        """Return what is of held partitions, and keep the rest: the next batch begins with it.
+
+        A row that is locked while others are held could make two workers wait for each other. ``is_full``: there was as
+        much to read as was asked for.
+        """
+        if chunk.reads.keys() <= held:
+            return chunk
+        self.closed_by_another(is_full=is_full)
+        return self._partitions.keep_others(chunk, held)
+
+    def closed_by_another(self, *, is_full: bool) -> None:
+        """A chunk of partitions that the open transaction does not hold closes its batch."""
+        self._held.closed_by_another(is_full=is_full)
+
+    def take_kept(self) -> Chunk[RawRecord]:
+        """The first chunk that was kept, as far as it may still be applied."""
+        return self._partitions.take_kept()
 
     def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         """Keep what was read of one partition until its first record, which failed, is due again; after COMMIT."""
@@ -175,12 +226,15 @@ class WorkerAssignment:
     # -- around a transaction -------------------------------------------------------------------------
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """What hold must find: every active partition at its position, those of a batch where its reading began."""
-        return [Expected(at.claim, starts.get(p, at.position)) for p, at in self.active.items()]
+        """What hold must find: the batch's where its reading began, others that it may read at their position."""
+        active = self.active
+        held = self._held.of(starts, active)
+        return [Expected(active[p].claim, starts.get(p, active[p].position)) for p in held]
 
     def accept(self, moved: Iterable[Claim]) -> None:
         """Take the claims over, after COMMIT."""
-        now = monotonic()
+        now, moved = monotonic(), list(moved)
+        self._held.moved(claim.partition for claim in moved)
         for claim in moved:
             at = self.active.get(claim.partition)
             if at is not None and at.claim.token == claim.token:
@@ -197,7 +251,7 @@ class WorkerAssignment:
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:
         """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
-        return topic_id_mismatches(self.active, answer, partitions)
+        return topic_id_mismatches(self._ledger.group, self.active, answer, partitions)
 
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
         """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import Enum
@@ -16,7 +16,7 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, Where, name_bytes, rank
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetterCause, DeadLetters, Where, name_bytes, rank
 from seekpoint.ledger.sql.dead_letters import GROUP_OF_DEAD_LETTER
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
 from seekpoint.pipeline.policy import Limits
@@ -117,6 +117,10 @@ class DeadLetterAdmin:
         """Dead letters in the order of topic, partition and offset, without their values (``get`` has them)."""
         return chosen_dead_letters(self._dead_letters, where, limit)
 
+    def by_cause(self, where: Where = Where()) -> Sequence[DeadLetterCause]:  # noqa: B008
+        """How many dead letters there are of each cause, most first: by exception, and by line of the user's code."""
+        return self._dead_letters.by_cause(where)
+
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
         """One dead letter, whole. Raises ConfigError where the group has none of that id."""
         return self._dead_letters.get(id)
@@ -198,14 +202,15 @@ def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
     Headers are pairs of name and value, in order, duplicates kept; names are bytes too: not all of them are UTF-8.
     Times are ISO 8601.
     """
-    return {each.name: _plain(getattr(dead_letter, each.name)) for each in fields(dead_letter)} | {
+    return {each.name: portable_value(getattr(dead_letter, each.name)) for each in fields(dead_letter)} | {
         "group": group,
-        "timestamp": _plain(utc(dead_letter.timestamp_ms)),
-        "headers": [[_plain(name_bytes(name)), _plain(value)] for name, value in dead_letter.headers],
+        "timestamp": portable_value(utc(dead_letter.timestamp_ms)),
+        "headers": [[portable_value(name_bytes(name)), portable_value(value)] for name, value in dead_letter.headers],
     }
 
 
-def _plain(value: Any) -> Any:
+def portable_value(value: Any) -> Any:
+    """A field's value as ``portable`` has it."""
     match value:
         case bytes():
             encoded = {"base64": b64encode(value).decode("ascii")}

@@ -84,7 +84,7 @@ def closed(dead_letter: DeadLetter) -> Fenced:
     name = _name(dead_letter)
     if dead_letter.state is State.SKIPPED:
         return Fenced(
-            f"{name} was skipped, and its value is not kept: to apply the record, move the partition back to "
+            f"{name} was skipped, and its value is not kept: to apply the record, reset the partition to "
             f"{dead_letter.offset}; that reads everything after it again, too"
         )
     when = "" if dead_letter.closed_at is None else f" at {dead_letter.closed_at:%Y-%m-%d %H:%M:%S %Z}"

@@ -15,7 +15,7 @@ from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.positions import positions_of
 from seekpoint.ledger.sql.partition_offset import READ_GROUP, set_local
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.postgres.connection import HandlerConnection
+from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
 from seekpoint.records import Cause, Failure, Span, State
@@ -53,6 +53,20 @@ AS_WORKER_17 = select(_CURRENT.label("transaction"), *map(set_local, (*_SETTINGS
 CURRENT_TRANSACTION = select(_CURRENT)
 # NULL for one that ended too long ago.
 TRANSACTION_STATUS = select(func.pg_xact_status(cast(cast(bindparam("transaction", type_=Text), Text), _Xid8)))
+
+
+def as_worker(tx: Connection, limits: Limits, before: Mapping[str, str]) -> str:
+    """Set the session as a worker sets it for its handler; the transaction stays durable. Returns its id.
+
+    ``before`` is what ``REMEMBER_SESSION`` has answered.
+    """
+    age = f"{round(limits.transaction_age * 1000)}ms"
+    settings = {**before, "idle_in_transaction_session_timeout": age}
+    statement = AS_WORKER
+    if (tx.dialect.server_version_info or (0,)) >= (17,):
+        statement = AS_WORKER_17
+        settings["transaction_timeout"] = age
+    return str(tx.execute(statement, settings).one().transaction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +159,7 @@ class Replayer:
             settings = tx.execute(REMEMBER_SESSION).mappings().one()
             attempt.dead_letter = dead_letter = self._dead_letters.lock(tx, id)
             self._admit(tx, dead_letter)
-            attempt.transaction = self._as_worker(tx, dict(settings))
+            attempt.transaction = as_worker(tx, self._ledger.limits, dict(settings))
             made = decode_record(self._pipeline, dead_letter.record)
             write(tx, self._pipeline, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
             if tx.execute(CURRENT_TRANSACTION).scalar_one() != attempt.transaction:
@@ -157,16 +171,6 @@ class Replayer:
             if keeps_order(self._pipeline, dead_letter):
                 attempt.following = self._dead_letters.first_open_of_key(tx, dead_letter)
             attempt.committing = True
-
-    def _as_worker(self, tx: HandlerConnection, before: Mapping[str, str]) -> str:
-        """Set the session as a worker sets it for its handler; the transaction stays durable. Returns its id."""
-        age = f"{round(self._ledger.limits.transaction_age * 1000)}ms"
-        settings = {**before, "idle_in_transaction_session_timeout": age}
-        statement = AS_WORKER
-        if (tx.dialect.server_version_info or (0,)) >= (17,):
-            statement = AS_WORKER_17
-            settings["transaction_timeout"] = age
-        return str(tx.execute(statement, settings).one().transaction)
 
     def _admit(self, tx: Connection, dead_letter: DeadLetter) -> None:
         scope = self._ledger.group_connection(tx)

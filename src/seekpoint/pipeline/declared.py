@@ -1,0 +1,60 @@
+"""What a pipeline declares, as plain values: stored by its workers, and read by operators who do not have its code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from seekpoint.pipeline.pipeline import Pipeline, shown_handler
+from seekpoint.pipeline.policy import OnPoison
+from seekpoint.pipeline.sink import Sink
+
+
+def declared(pipeline: Pipeline, *, read_uncommitted: bool = False) -> dict[str, dict[str, Any]]:
+    """Of each topic: its sinks and their kind, handler, version, policies, and what weakens the guarantee, in words.
+
+    ``read_uncommitted``: the Kafka client reads records of aborted transactions, too.
+    """
+    return {topic: _of_topic(pipeline, topic, read_uncommitted) for topic in pipeline.topics}
+
+
+def _of_topic(pipeline: Pipeline, topic: str, read_uncommitted: bool) -> dict[str, Any]:
+    sinks = [sink for sink in pipeline.sinks if sink.takes(topic)]
+    return {
+        "version": pipeline.version,
+        "sinks": [_sink(sink) for sink in sinks],
+        "handler": None if pipeline.handle is None else shown_handler(pipeline.handle).removeprefix("the handler "),
+        "writes": list(pipeline.writes),
+        "on_poison": pipeline.on_poison.value,
+        "attempts": pipeline.retry.attempts,
+        "keep_key_order": pipeline.keep_key_order,
+        "delay_seconds": None if pipeline.delay is None else pipeline.delay.total_seconds(),
+        "strict": pipeline.strict,
+        "synchronous_commit": pipeline.synchronous_commit,
+        "weakens": [*_weakens(pipeline, sinks, read_uncommitted)],
+    }
+
+
+def _sink(sink: Sink) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": type(sink).__name__, "tables": list(sink.tables)}
+    if (guarded := getattr(sink, "guarded", None)) is not None:
+        found |= {"key": list(getattr(sink, "key", ())), "guarded": bool(guarded)}
+    return found
+
+
+def _weakens(pipeline: Pipeline, sinks: list[Sink], read_uncommitted: bool) -> Iterator[str]:
+    """What an operator should know before a reset, and of the promise as it is."""
+    if read_uncommitted:
+        yield "records of aborted transactions are applied: isolation.level is read_uncommitted"
+    if pipeline.on_poison is OnPoison.SKIP:
+        yield "a record that cannot be applied is passed, and its value is not kept: on_poison is skip"
+    if not pipeline.synchronous_commit:
+        yield "a crash of Postgres takes back the last commits, rows and offsets together: synchronous_commit is off"
+    if pipeline.handle is not None:
+        yield "what the handler does outside its transaction may happen more than once"
+    for sink in sinks:
+        guarded = getattr(sink, "guarded", None)
+        if guarded is None:
+            yield f"records that are read again after a backward reset are written twice: {', '.join(sink.tables)}"
+        elif not guarded:
+            yield f"a backward reset overwrites newer rows until they are read again: {', '.join(sink.tables)}"

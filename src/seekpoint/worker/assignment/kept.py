@@ -1,0 +1,70 @@
+"""Chunks that were read and wait for the next batch: what another batch left, and what was read ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+
+from seekpoint.records import LazyRecords, Partition, RawRecord
+from seekpoint.worker.assignment.chunk import Chunk, Read
+
+
+class KeptChunks:
+    """A queue of chunks. What it has of one partition has no gap: each chunk begins where the one before ended."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[Chunk[RawRecord]] = deque()
+        self.records = self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def first(self) -> Chunk[RawRecord]:
+        """The one that is taken next."""
+        return self._chunks[0]
+
+    def append(self, chunk: Chunk[RawRecord]) -> None:
+        """Put it after the others."""
+        self._chunks.append(chunk)
+        self._count(chunk, 1)
+
+    def put_back(self, chunk: Chunk[RawRecord]) -> None:
+        """Put it in front of the others."""
+        self._chunks.appendleft(chunk)
+        self._count(chunk, 1)
+
+    def take(self) -> Chunk[RawRecord]:
+        """Remove and return the first one."""
+        chunk = self._chunks.popleft()
+        self._count(chunk, -1)
+        return chunk
+
+    def take_all(self, partitions: Collection[Partition]) -> list[Chunk[RawRecord]]:
+        """Remove and return everything of these partitions, in order."""
+        taken = []
+        for _ in range(len(self._chunks)):
+            chunk = self.take()
+            if gone := {p: read for p, read in chunk.reads.items() if p in partitions}:
+                taken.append(part(chunk, gone))
+            if left := {p: read for p, read in chunk.reads.items() if p not in gone}:
+                self.append(part(chunk, left))
+        return taken
+
+    def has(self, partition: Partition) -> bool:
+        """Whether there is something of the partition."""
+        return any(partition in chunk.reads for chunk in self._chunks)
+
+    def _count(self, chunk: Chunk[RawRecord], sign: int) -> None:
+        records = chunk.messages
+        self.records += sign * len(records)
+        self.bytes += sign * (records.size if isinstance(records, LazyRecords) else 0)
+
+
+def part(chunk: Chunk[RawRecord], reads: Mapping[Partition, Read]) -> Chunk[RawRecord]:
+    """What was read of these partitions."""
+    if reads.keys() == chunk.reads.keys():
+        return chunk
+    records = [one for one in chunk.messages if (one.topic, one.partition) in reads]
+    unreadable = [(one, error) for one, error in chunk.unreadable if (one.topic, one.partition) in reads]
+    return Chunk(records, dict(reads), unreadable)

@@ -1,0 +1,125 @@
+"""Reads chunks for batches: due records, new ones, and what was kept or read ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from seekpoint import events
+from seekpoint.events import Announcer
+from seekpoint.kafka.client import lazy_records
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.records import Partition, RawRecord
+from seekpoint.worker.assignment import Chunk, WorkerAssignment
+from seekpoint.worker.open_batch import CHUNK
+
+
+class Reader:
+    """Reads chunks of due records from the scheduler, and of new ones from the client.
+
+    While a transaction waits for the server, :meth:`read_ahead` reads chunks that the same batch or a later one gets
+    from :meth:`read`, in order. ``is_ending``: nothing more is to be read.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        limits: Limits,
+        assignment: WorkerAssignment,
+        announce: Announcer,
+        stopwatch: Stopwatch,
+        *,
+        is_ending: Callable[[], bool],
+    ) -> None:
+        self._pipeline, self._limits, self._assignment = pipeline, limits, assignment
+        self._announce, self._stopwatch, self._is_ending = announce, stopwatch, is_ending
+        self._due_first = False  # whether a single free place in a batch is a due record's
+        self._has_more = False  # the client's last answer was full
+        self._failed: Exception | None = None  # an error of reading ahead
+
+    def read(self, most: int, wait: float, held: frozenset[Partition] | None = None) -> Chunk[RawRecord] | None:
+        """Up to ``most`` records, due ones first; waits up to ``wait`` seconds for a first one. None: there is none.
+
+        For a transaction that holds partitions, of these alone: what else was read comes first in the next batch.
+        """
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        if self._assignment.has_kept:
+            return self._kept(most, held)
+        room, due, scheduler = min(CHUNK, most), None, self._assignment.scheduler
+        if scheduler:
+            # Half of the room each: neither due records nor new ones keep the others out.
+            self._due_first = not self._due_first
+            due = scheduler.due(room // 2 + self._due_first, held)
+            room -= len(due)
+            wait = 0 if len(due) else scheduler.wait(wait)
+        messages = self._assignment.client.read(room, wait) if room else []
+        self._has_more = len(messages) >= room
+        new = self._readable(self._assignment.accept_messages(messages))
+        if held is not None:
+            new = self._assignment.keep_others(new, held, is_full=self._has_more)
+        if not len(new):
+            return due if due is not None and len(due) else None
+        return new if due is None or not len(due) else due.and_then(new)
+
+    def has_more(self) -> bool:
+        """Whether reading ahead is likely to find something. Batches smaller than a chunk gain nothing by it."""
+        return self._has_more and self._limits.batch_records >= CHUNK
+
+    def read_ahead(self) -> bool:
+        """Read one more chunk without waiting, and decode it; False if there is none, or none may be read now.
+
+        What is read ahead is bounded as a batch is. Errors are raised by the next :meth:`read`, and those of a codec
+        when the records are applied.
+        """
+        if not self._may_read_ahead():
+            return False
+        try:
+            messages = self._assignment.client.read(CHUNK, 0)
+            self._has_more = len(messages) >= CHUNK
+            chunk = self._readable(self._assignment.accept_messages(messages))
+        except Exception as error:  # noqa: BLE001 -- the transaction that waits is not at fault
+            self._failed = error
+            return False
+        if not len(chunk):
+            return False
+        self._assignment.keep(chunk)
+        with self._stopwatch:
+            self._pipeline.prepare(chunk.messages)
+        return True
+
+    def _may_read_ahead(self) -> bool:
+        assignment, limits = self._assignment, self._limits
+        if not self.has_more() or self._failed is not None or assignment.has_revoked or self._is_ending():
+            return False
+        if assignment.scheduler:  # what waits there is applied first
+            return False
+        kept = assignment.kept
+        return kept.records + CHUNK <= limits.batch_records and kept.bytes < limits.batch_bytes
+
+    def _kept(self, most: int, held: frozenset[Partition] | None) -> Chunk[RawRecord] | None:
+        """The first chunk that was kept, if it fits; of held partitions, where some are held."""
+        kept, first = self._assignment.kept, self._assignment.kept.first
+        has_more = len(kept) > 1 or len(first) >= CHUNK
+        if held is not None and held.isdisjoint(first.reads):
+            self._assignment.closed_by_another(is_full=has_more)
+            return None
+        if len(first) > most:
+            return None
+        chunk = self._assignment.take_kept()
+        if held is not None:
+            chunk = self._assignment.keep_others(chunk, held, is_full=has_more)
+        return chunk if len(chunk) else None
+
+    def _readable(self, new: Chunk[Any]) -> Chunk[RawRecord]:
+        """The messages as lazy records; those that cannot be read are found now."""
+        if not len(new):
+            return Chunk([], {})
+        self._announce(events.ChunkRead(records=len(new)))
+        records, unreadable = lazy_records(list(new), next(iter(new.reads)) if len(new.reads) == 1 else None)
+        for record, error in unreadable:
+            self._assignment.active[Partition(record.topic, record.partition)].unreadable[record.offset] = error
+        return Chunk(records, new.reads, unreadable)

@@ -1,0 +1,136 @@
+"""Stores what operators look at, and polls for requests of replays, from a thread for which the worker never waits."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from secrets import randbelow
+from time import monotonic
+from typing import Any
+
+from seekpoint import events
+from seekpoint.events import Announcer
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.status import StatusTables, WorkerProcess
+from seekpoint.records import Partition
+
+PRUNE = 60  # each partition's samples are pruned with every 60th that is written
+ENDED = "ended"
+END = 1.0  # seconds that the end of a worker waits for its last row
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """What is written: how the worker is, and the partitions that it has."""
+
+    state: str
+    partitions: Collection[Partition] = ()
+
+
+class StatusWriter:
+    """Writes a worker's row, samples of its positions and of their logs, and what its pipeline declares (by topic).
+
+    Where a status is not written yet when the next one comes, it is left out. Of errors in a row the first one is
+    announced, by the worker's thread.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        watermarks: Watermarks,
+        declared: Mapping[str, Any],
+        announce: Announcer,
+        *,
+        client_id: str | None = None,
+        poll_replay_requests: Callable[[], None] = lambda: None,
+    ) -> None:
+        process = WorkerProcess(socket.gethostname(), os.getpid(), client_id, version("seekpoint"))
+        self._tables, self._watermarks, self._announce = StatusTables(ledger, process), watermarks, announce
+        self._poll_replay_requests = poll_replay_requests
+        self._declared = dict(declared)  # what is not stored yet
+        self._every, self._sample_every = ledger.limits.lag_check, ledger.limits.sample_positions
+        self._show_at = self._sample_at = 0.0
+        self._samples = randbelow(PRUNE)  # else workers that live for less than an hour prune a few partitions alone
+        self._error: Exception | None = None  # to be announced
+        self._has_failed = False
+        self._next: _Status | None = None
+        self._has_ended = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="seekpoint-status", daemon=True)
+        self._thread.start()
+
+    # -- the worker's thread ----------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for :meth:`show`: each ``Limits.lag_check`` seconds."""
+        return now >= self._show_at
+
+    def show(self, state: str, partitions: Collection[Partition], now: float) -> None:
+        """Store how the worker is. ``partitions`` are those that it has claimed, and whose topics it knows."""
+        self._show_at = now + (self._every if partitions else min(self._every, 1.0))  # soon after the first claim
+        with self._changed:
+            self._next, error, self._error = _Status(state, partitions), self._error, None
+            self._changed.notify()
+        if error is not None:
+            self._announce(events.StatusNotStored(error=error))
+
+    def end(self, wait: float = END) -> None:
+        """Store that the worker has ended, and end the thread; waits for it ``wait`` seconds at most."""
+        with self._changed:
+            self._next, self._has_ended = _Status(ENDED), True
+            self._changed.notify()
+        self._thread.join(wait)
+
+    # -- its own thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            status, has_ended = self._await()
+            if status is None:
+                if has_ended:
+                    return
+                self._error_of(self._poll_replay_requests)  # the worker is in a long handler, and is alive
+                continue
+            errors = [self._error_of(partial(self._write, status))]
+            if not has_ended:
+                errors.append(self._error_of(self._poll_replay_requests))
+            found = next(filter(None, errors), None)
+            with self._changed:
+                if found is not None and not self._has_failed:
+                    self._error = found
+                self._has_failed = found is not None
+
+    @staticmethod
+    def _error_of(step: Callable[[], None]) -> Exception | None:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 -- whatever it is, offsets and rows do not depend on it
+            return error
+        return None
+
+    def _await(self) -> tuple[_Status | None, bool]:
+        """The next status, None where none is shown for long; and whether the worker ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is not None or self._has_ended, 2 * self._every)
+            status, self._next = self._next, None
+            return status, self._has_ended
+
+    def _write(self, status: _Status) -> None:
+        self._tables.seen(status.state)
+        claimed = {p.topic for p in status.partitions}
+        if new := {topic: one for topic, one in self._declared.items() if topic in claimed}:
+            self._tables.declare(new)
+            self._declared = {topic: one for topic, one in self._declared.items() if topic not in new}
+        now = monotonic()
+        if status.partitions and self._sample_every > 0 and now >= self._sample_at:
+            self._sample_at = now + self._sample_every
+            partitions = sorted(status.partitions)
+            self._tables.sample(self._watermarks.logs(partitions))
+            self._samples += 1
+            self._tables.prune([p for n, p in enumerate(partitions) if n % PRUNE == self._samples % PRUNE])

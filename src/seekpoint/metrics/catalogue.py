@@ -1,0 +1,157 @@
+"""Every metric: its name, kind, labels and meaning. For Prometheus, ``seekpoint_`` is put before each name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class Kind(StrEnum):
+    """How the values of a metric behave over time."""
+
+    COUNTER = "counter"  # only rises, until the process ends
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """One metric. ``combine`` makes one value of several with equal labels: of two workers, or of all partitions.
+
+    ``sources`` are "worker" (a :class:`Tally` has it), "ledger" (a :class:`LedgerGauges` has it) and "parent" (the
+    parent of ``seekpoint run --workers`` has it).
+    """
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    combine: Literal["sum", "max", "min"] = "sum"
+    unit: str = ""
+    sources: tuple[str, ...] = ("worker",)
+
+
+_GROUP = ("group",)
+_PARTITION = ("group", "topic", "partition")
+_BOTH, _LEDGER = ("worker", "ledger"), ("ledger",)
+
+
+def _counter(name: str, labels: tuple[str, ...], meaning: str) -> Metric:
+    return Metric(name, Kind.COUNTER, labels, meaning)
+
+
+def _gauge(  # noqa: PLR0917 -- a row of the table
+    name: str,
+    labels: tuple[str, ...],
+    meaning: str,
+    sources: tuple[str, ...] = ("worker",),
+    combine: Literal["sum", "max", "min"] = "sum",
+    unit: str = "",
+) -> Metric:
+    return Metric(name, Kind.GAUGE, labels, meaning, combine, unit, sources)
+
+
+# -- events, counted in a worker -----------------------------------------------------------------------------------
+
+RECORDS = _counter("records", _GROUP, "Records of committed transactions.")
+SINK_ROWS = _counter(
+    "sink_rows",
+    (*_GROUP, "table"),
+    "Rows that sinks were given in committed transactions, tombstones among them; not what handlers write.",
+)
+TRANSACTIONS = _counter(
+    "transactions",
+    (*_GROUP, "outcome"),
+    "Transactions by outcome: committed, refused (fenced: nothing was written), unknown (COMMIT was not answered).",
+)
+DURATION = Metric(
+    "transaction_duration_seconds", Kind.HISTOGRAM, _GROUP, "Committed transactions, begin to commit.", unit="seconds"
+)
+CLAIMS = _counter("claims", _GROUP, "Partitions that were claimed and became active.")
+CLAIMS_LOST = _counter("claims_lost", _GROUP, "Claims that another process has taken, or that a reset ended.")
+RESYNCS = _counter("resyncs", (*_GROUP, "cause"), "Times that reading resumed at another offset than expected.")
+STOPS = _counter("stops", (*_GROUP, "cause"), "Partitions that stopped, by the name of the error.")
+RETRIES = _counter("retries", _GROUP, "Records that failed and were scheduled for another try.")
+ISOLATIONS = _counter("isolations", _GROUP, "Batches that failed and were bisected.")
+DEAD_LETTERS = _counter(
+    "dead_letters", (*_GROUP, "topic", "state", "cause"), "Records that were passed without being applied."
+)
+CRASH_SUSPICIONS = _counter("crash_suspicions", _GROUP, "Partitions whose owners have crashed without progress.")
+TROUBLES = _counter(
+    "troubles", (*_GROUP, "server"), "Requests that failed because a server was away: database, kafka, codec."
+)
+
+# -- the state of a worker -----------------------------------------------------------------------------------------
+
+LIVE = _gauge("live", _GROUP, "1: the worker's thread runs, and no handler has run for too long.", combine="min")
+READY = _gauge("ready", _GROUP, "1: the worker is in its group, and nothing is in trouble.", combine="min")
+STALE = _gauge("stale", _GROUP, "1: no commit for a minute although records wait or a server is away.", combine="max")
+TROUBLE = _gauge("trouble", _GROUP, "1: a server is away, or the group is paused.", combine="max")
+WORKER_INFO = _gauge(
+    "worker_info", (*_GROUP, "version", "library"), "Workers by handler version and version of Seekpoint."
+)
+WAITING = _gauge(
+    "partition_waiting",
+    (*_PARTITION, "cause"),
+    "1: the partition waits, for a retry or for ``delay``.",
+)
+
+# -- positions, from both ------------------------------------------------------------------------------------------
+
+NEXT_OFFSET = _gauge("next_offset", _PARTITION, "The position: the offset after the last one applied.", _BOTH)
+LAG = _gauge("lag_records", _PARTITION, "Offsets between the position and the last stable offset.", _BOTH)
+STOPPED = _gauge(
+    "partition_stopped", (*_PARTITION, "cause"), "1: the partition is stopped, by the name of the error.", _BOTH, "sum"
+)
+LAST_COMMIT = _gauge(
+    "last_commit_timestamp_seconds", _PARTITION, "When the position last moved, Unix time.", _BOTH, "max", "seconds"
+)
+
+# -- of ``run --workers`` --------------------------------------------------------------------------------------------
+
+PROCESSES = _gauge("worker_processes", (), "Worker processes that run and have reported.", ("parent",))
+PROCESSES_ENDED = Metric(
+    "worker_processes_ended", Kind.COUNTER, (), "Worker processes that have ended.", sources=("parent",)
+)
+
+# -- the ledger's alone ----------------------------------------------------------------------------------------------
+
+LEDGER_UP = _gauge("ledger_up", (), "1: the ledger was read for this answer.", _LEDGER, "min")
+KAFKA_UP = _gauge("kafka_up", (), "1: the brokers have answered where the logs end.", _LEDGER, "min")
+LAG_SECONDS = _gauge(
+    "lag_seconds", _PARTITION, "For how long the next record has been in its log.", _LEDGER, "max", "seconds"
+)
+HEADROOM = _gauge(
+    "retention_headroom_records", _PARTITION, "Offsets that retention may delete before one is lost.", _LEDGER, "min"
+)
+HEADROOM_SECONDS = _gauge(
+    "retention_headroom_seconds",
+    _PARTITION,
+    "In how long retention reaches the position, as it has deleted lately.",
+    _LEDGER,
+    "min",
+    "seconds",
+)
+SAMPLE_AGE = _gauge(
+    "sample_age_seconds",
+    _PARTITION,
+    "Age of the worker's last sample; over 180, lag and headroom have no series unless brokers are asked.",
+    _LEDGER,
+    "max",
+    "seconds",
+)
+OWNED = _gauge("partition_owned", _PARTITION, "1: a worker has claimed the partition.", _LEDGER, "min")
+DEAD_LETTERS_OPEN = _gauge("dead_letters_open", _PARTITION, "Dead letters that wait for a decision.", _LEDGER)
+PAUSED = _gauge("paused", _GROUP, "1: an operator has paused the group.", _LEDGER, "max")
+WORKERS = _gauge("workers", _GROUP, "Workers that were seen in the last minute.", _LEDGER)
+RELOAD_SILENT = _gauge(
+    "reload_driver_silent_seconds",
+    ("run", "state"),
+    "Open reload runs: time since the driver's last heartbeat.",
+    _LEDGER,
+    "max",
+    "seconds",
+)
+
+CATALOGUE: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if isinstance(one, Metric))

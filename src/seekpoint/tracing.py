@@ -1,0 +1,143 @@
+"""Spans of a worker's transactions for OpenTelemetry, with the extra ``otel``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import chain, islice
+from typing import Any
+
+from opentelemetry import context, propagate, trace
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+
+from seekpoint import events
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.postgres.session import TransactionFailed
+from seekpoint.records import RawRecord
+from seekpoint.worker.apply import Failed
+from seekpoint.worker.open_batch import OpenBatch
+
+logger = logging.getLogger("seekpoint.tracing")
+
+LINKS = 32  # producers' spans that one transaction's is linked to
+LOOKED_AT = 1000  # records whose headers are read for them
+
+
+class Tracing:
+    """Makes one consumer span of each transaction: ``Worker(…, tracing=Tracing())``.
+
+    ``tracer_provider`` is the global one by default. The span is current inside handlers, so spans of SQLAlchemy's and
+    of HTTP clients' instrumentation become its children. It is linked to the spans in the headers of its records, as
+    the global propagator reads them: up to 32, of the first 1,000 records. Its names follow the semantic conventions
+    for messaging. A transaction that was rolled back has the status ERROR and the error's class as ``error.type``; no
+    key, value, header or text of an error is in a span. A tracer that raises is logged, and does not disturb the
+    worker.
+    """
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer("seekpoint", version("seekpoint"), tracer_provider)
+
+    @contextmanager
+    def transaction(self, pipeline: Pipeline[Any, Any], batch: OpenBatch, attempt: int) -> Iterator[None]:
+        """The block in which one attempt applies and commits the batch."""
+        links = _Links()
+        if (span := self._begin(pipeline, batch, attempt, links)) is None:
+            yield
+            return
+        token = context.attach(trace.set_span_in_context(span))
+        try:
+            yield
+        except BaseException as error:
+            _end(span, batch, links, error)
+            raise
+        else:
+            _end(span, batch, links)
+        finally:
+            context.detach(token)
+
+    def _begin(self, pipeline: Pipeline[Any, Any], batch: OpenBatch, attempt: int, links: _Links) -> Span | None:
+        attributes: dict[str, str | int] = {
+            "messaging.system": "kafka",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.consumer.group.name": pipeline.group,
+            "seekpoint.attempt": attempt,
+        }
+        name = "process"
+        if len(pipeline.topics) == 1:
+            attributes["messaging.destination.name"] = pipeline.topics[0]
+            name = f"process {pipeline.topics[0]}"
+        try:
+            found = list(links.new_of(batch))
+            return self._tracer.start_span(
+                name, context.Context(), kind=SpanKind.CONSUMER, attributes=attributes, links=found
+            )
+        except Exception:
+            logger.exception("a span could not be started; ignored")
+            return None
+
+    def __call__(self, event: events.Event) -> None:
+        """Add the steps of a transaction to its span."""
+        match event:
+            case events.Held():
+                trace.get_current_span().add_event("held")
+            case events.Applied():
+                span = trace.get_current_span()
+                span.add_event("applied")
+                span.set_attribute("messaging.batch.message_count", event.records)
+            case events.Advanced():
+                span = trace.get_current_span()
+                span.add_event("advanced", {"seekpoint.spans": [str(one) for one in event.spans[:LINKS]]})
+                if len(event.spans) == 1:
+                    span.set_attribute("messaging.destination.partition.id", str(event.spans[0].partition.number))
+
+
+def _end(span: Span, batch: OpenBatch, links: _Links, error: BaseException | None = None) -> None:
+    try:
+        if span.is_recording():
+            for link in links.new_of(batch):  # of what was read since the begin
+                span.add_link(link.context)
+        if error is not None:
+            span.set_attribute("error.type", _type_of(error))
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+    except Exception:
+        logger.exception("a span could not be ended; ignored")
+
+
+def _type_of(error: BaseException) -> str:
+    """The class of the error itself, or of the driver's."""
+    while isinstance(error, TransactionFailed | Failed):
+        error = error.error
+    return type(getattr(error, "orig", None) or error).__qualname__
+
+
+class _Links:
+    """Finds the producers' spans of one transaction, each once."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[bytes | None, ...]] = set()
+        self._names = propagate.get_global_textmap().fields
+        self._looked_at = 0
+
+    def new_of(self, batch: OpenBatch) -> Iterator[Link]:
+        """Links to spans of records that were not looked at before."""
+        records = islice(chain.from_iterable(batch.buffer.replay()), self._looked_at, LOOKED_AT)
+        return self._links(records)
+
+    def _links(self, records: Iterable[RawRecord]) -> Iterator[Link]:
+        for record in records:
+            if len(self._known) >= LINKS:
+                return
+            self._looked_at += 1
+            given = {name: value for name, value in record.headers if name in self._names and value is not None}
+            key = tuple(given.values())
+            if not given or key in self._known:
+                continue
+            self._known.add(key)
+            carrier = {name: value.decode("utf-8", "replace") for name, value in given.items()}
+            found = trace.get_current_span(propagate.extract(carrier, context.Context())).get_span_context()
+            if found.is_valid:
+                yield Link(found)

@@ -1,19 +1,70 @@
-"""A group's dead letters, for operators: list, replay, discard, export. Changes can be planned first."""
+"""What operators do: status, pauses and resets of groups; dead letters to list, replay, discard, export."""
 
-from seekpoint.ledger.dead_letters import Where
+from seekpoint.admin.admin import Admin
+from seekpoint.admin.explanation import Explanation, TopicGuarantee
+from seekpoint.admin.findings import Diagnosis, Finding, Level
+from seekpoint.admin.forget import ForgetPlan, ForgetResult, ForgottenGroup
+from seekpoint.admin.history import Action
+from seekpoint.admin.import_offsets import Imported, ImportPlan
+from seekpoint.admin.losses import Acceptance, AcceptPlan, LostRange
+from seekpoint.admin.mirror import Mirrored, MirrorPlan
+from seekpoint.admin.pauses import PausePlan
+from seekpoint.admin.purges import PurgePlan
+from seekpoint.admin.reloads import ReloadStatus
+from seekpoint.admin.replay_requests import ReplayPlan, ReplayRequest
+from seekpoint.admin.reset_plan import Reset, ResetDone, ResetPlan, ResetResult
+from seekpoint.admin.reset_to import ResetTo
+from seekpoint.admin.samples import Sample
+from seekpoint.admin.status import BrokersAway, GroupStatus, GroupSummary, PartitionStatus, Pause, WorkerStatus
+from seekpoint.ledger.dead_letters import DeadLetterCause, Where
 from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, Discarded, group_of, portable
 from seekpoint.worker.replay.replay import DeadLetterReplay, Planned, Summary
 from seekpoint.worker.replay.replay_one import Replayed
 
 __all__ = [
+    "AcceptPlan",
+    "Acceptance",
+    "Action",
+    "Admin",
+    "BrokersAway",
     "Chosen",
     "DeadLetterAdmin",
+    "DeadLetterCause",
     "DeadLetterReplay",
+    "Diagnosis",
     "Discarded",
+    "Explanation",
+    "Finding",
+    "ForgetPlan",
+    "ForgetResult",
+    "ForgottenGroup",
+    "GroupStatus",
+    "GroupSummary",
+    "ImportPlan",
+    "Imported",
+    "Level",
+    "LostRange",
+    "MirrorPlan",
+    "Mirrored",
+    "PartitionStatus",
+    "Pause",
+    "PausePlan",
     "Planned",
+    "PurgePlan",
+    "ReloadStatus",
+    "ReplayPlan",
+    "ReplayRequest",
     "Replayed",
+    "Reset",
+    "ResetDone",
+    "ResetPlan",
+    "ResetResult",
+    "ResetTo",
+    "Sample",
     "Summary",
+    "TopicGuarantee",
     "Where",
+    "WorkerStatus",
     "group_of",
     "portable",
 ]

@@ -29,7 +29,6 @@ from seekpoint.records import Partition, storable
 from seekpoint.sinks.copy import driver_of
 
 SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
-VERIFIED = "nothing was to be published"  # ends the error text of a verify that was completed
 
 CRASH_CHECK = "crash_check"  # a table with one row, until Postgres crashes: that empties every unlogged table
 _STAGED = text(
@@ -69,11 +68,6 @@ class Run:
     def is_open(self) -> bool:
         """Whether it has not ended."""
         return self.state not in sql.CLOSED
-
-    @property
-    def is_verified(self) -> bool:
-        """Whether it was a verify that was completed, with or without differences."""
-        return self.strategy == "verify" and self.state == "aborted" and (self.error or "").endswith(VERIFIED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +324,7 @@ _OPEN = ("opened", "staging", "staged", "indexed", "catching_up", "compared")
 
 def how_it_ended(run: Run) -> str:
     """How a run has ended, with its error."""
-    word = {"cut_over": "cut over", "aborted": "aborted", "failed": "failed"}[run.state]
+    word = run.state.replace("_", " ")
     return f"{word}: {run.error}" if run.error else word
 
 

@@ -246,7 +246,7 @@ def _refusal(error: Exception) -> BatchRefused | None:
         return BatchRefused(error.reasons)
     if isinstance(error, Fenced):
         why = (
-            "a worker or an operator has claimed the group's partitions, moved them or resumed the group since this "
+            "a worker or an operator has claimed the group's partitions, reset them or resumed the group since this "
             f"batch claimed them ({error.reason}): nothing of it is written; run another one"
         )
         return BatchRefused([why])

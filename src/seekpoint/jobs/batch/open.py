@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from seekpoint import remedies
 from seekpoint.errors import BatchRefused, ConfigError, RangeLost
 from seekpoint.jobs.reload.open import insert_run
 from seekpoint.jobs.run import PAUSER, StagedPosition, Tx, let_go, pauser, this_driver
@@ -176,6 +177,7 @@ class Brokers:
 
         Raises RangeLost where the log does not have the position (any more).
         """
+        group = self._pipeline.group
         ends = {at: edge.offset for at, edge in self._readable.ends(claims).items()}
         starts, written = self._readable.starts(claims), self._written.ends(claims)
         for at, one in claims.items():
@@ -183,16 +185,16 @@ class Brokers:
                 raise RangeLost(
                     at,
                     one.next_offset,
-                    f"retention has passed it: the first offset left is {first}. Ledger.reset_offset({at.topic!r}, "
-                    f"{at.number}, to={first}, log=({first}, {written[at].offset}), reason=..., lost='retention') "
-                    "gives the records between up, on record; then run the batch again",
+                    f"retention has passed it: the first offset left is {first}. "
+                    f"{remedies.accept_lost(group, at, first, (first, written[at].offset), 'retention')} gives the "
+                    "records between up, on record; then run the batch again",
                 )
             if one.next_offset > (end := written[at].offset):
                 raise RangeLost(
                     at,
                     one.next_offset,
                     f"it is past the end of the log ({end}): the log was truncated, or belongs to other brokers. "
-                    f"Check bootstrap.servers; where the log was truncated, decide: Ledger.reset_offset({at.topic!r}, "
-                    f"{at.number}, to={end}, log=({first}, {end}), reason=...) continues there",
+                    "Check bootstrap.servers; where the log was truncated, decide: "
+                    f"{remedies.accept_lost(group, at, end, (first, end))} continues there",
                 )
         return {at: max(one.next_offset, ends[at]) for at, one in claims.items()}

@@ -11,7 +11,7 @@ from sqlalchemy import Row, delete
 
 from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run import Driver, StagedPosition, Step
-from seekpoint.jobs.staging.extend_snapshot import Key, add_positions, key_of, require_unmoved
+from seekpoint.jobs.staging.extend_snapshot import Key, add_positions, key_of, require_no_resets
 from seekpoint.jobs.staging.savepoints import Parts, all_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out, left_out_of
 from seekpoint.jobs.tables.handler_copies import Redirect, owned_columns
@@ -152,7 +152,7 @@ class CatchUp:
         if new := [row for row in offsets if key_of(row) not in positions]:
             add_positions(tx, new)
             positions = {(at.group, at.partition): at for at in tx.positions()}
-        require_unmoved(positions, offsets, {name: one.pipeline.topics for name, one in self._sources.items()})
+        require_no_resets(positions, offsets, {name: one.pipeline.topics for name, one in self._sources.items()})
         return positions
 
     def _group(

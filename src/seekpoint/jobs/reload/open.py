@@ -134,6 +134,8 @@ def _of_groups(
 def _of_version(source: PipelineSource, group: Row[Any] | None) -> list[str]:
     if group is None:
         return [f"group {source.group!r} has no offsets in the ledger: start a worker once, then reload"]
+    if group.forgotten is not None:
+        return [f"group {group.name!r} was forgotten: seekpoint groups forget {group.name} --undo, then reload"]
     if group.version > source.pipeline.version:
         reason = (
             f"group {source.group!r} is at handler version {group.version}, and this pipeline is version "
@@ -233,4 +235,4 @@ def _ways_out(run: Row[Any]) -> str:
     abort = f"(`seekpoint reload abort {run.id} --reason …`, `runs.abort(id, reason)`)"
     if run.strategy == "verify":
         return f"wait for its end, or abort it {abort}"
-    return f"resume or abort it (`seekpoint reload run … --resume {run.id}`, `take(id)`) {abort}"
+    return f"resume or abort it (`seekpoint reload run … --resume {run.id}`, `take_over(id)`) {abort}"

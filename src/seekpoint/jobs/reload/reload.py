@@ -21,7 +21,7 @@ from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.merge_preconditions import forecast, require_allowed, require_no_extra
 from seekpoint.jobs.reload.open import open_run
-from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
+from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Progress, Run, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
 from seekpoint.jobs.staging.extend_snapshot import LARGE, CatchUpProgress, distance, extend
 from seekpoint.jobs.staging.local_stager import LocalStager
@@ -257,20 +257,22 @@ class Reload:
     def verify(self, *, reason: str = "verify") -> Report:
         """Rebuild the tables beside the live ones and compare, without changing anything live; workers continue.
 
-        Leaves an aborted run on record, and nothing in the database. Raises as :meth:`open` does.
+        Leaves a row of a verified run in the ledger (aborted where it was interrupted), and nothing else.
+        Raises as :meth:`open` does.
         """
         driver = self._open("verify", reason)
-        ended = "broken off before the tables were compared"
         try:
             self.stage(driver)
             with CatchUp(driver, self.sources, self.kafka) as passes:
                 self.catch_up(driver, passes)
                 report = self.compare(driver, passes)
-            ended = VERIFIED
+            with driver.step("compared") as tx:
+                driver.transition(tx, "verified")
+            self.runs.drop(driver.run.id)
             return report
         finally:
             if self.runs.get(driver.run.id).is_open:
-                self.runs.abort(driver.run.id, f"{reason}: {ended}")
+                self.runs.abort(driver.run.id, f"{reason}: broken off before the tables were compared")
 
     def _stage_ranges(self, driver: Driver) -> None:
         handled = {source.group for source in self.sources if source.has_handler}

@@ -47,7 +47,7 @@ def key_of(row: Row[Any]) -> Key:
     return row.consumer_group, Partition(row.topic, row.partition)
 
 
-def require_unmoved(
+def require_no_resets(
     positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]], topics: Mapping[str, Sequence[str]]
 ) -> None:
     """Raise ReloadRefused where the live tables are no longer what the log says up to these offsets.
@@ -64,7 +64,7 @@ def require_unmoved(
             reasons.append(f"{at}: its offsets belong to another topic id since the run was opened")
         elif row.resets != staged.resets or row.next_offset < max(staged.next_offset, staged.end_offset):
             reasons.append(
-                f"{at}: the position of group {group!r} was moved since the run was opened: what the live tables "
+                f"{at}: the position of group {group!r} was reset since the run was opened: what the live tables "
                 "hold is no longer what the log says up to it"
             )
         if at.topic not in topics[group]:
@@ -76,7 +76,7 @@ def require_unmoved(
 def extend(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, Any], large: int = LARGE) -> int:
     """Move the snapshot offsets to the groups' offsets where those are over ``large`` records ahead; by how much.
 
-    What opens a run is asked of the added ranges, too: the topics' ids, that no position was reset by hand, that the
+    What opens a run is asked of the added ranges, too: the topics' ids, that no operator has reset a position, that the
     records can be read; and dead letters in them are left out. Partitions that a group has got since come in. Where a
     record that was left out has been replayed meanwhile, they stay: what came after them is for the catch-up passes,
     which apply it first. Raises ReloadRefused, KafkaUnavailable, and ReloadOver.
@@ -88,7 +88,7 @@ def extend(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str
     moved: int = sum(row.next_offset - _end(positions, row) for row in offsets)
     if moved <= large:
         return 0
-    require_unmoved(positions, offsets, {source.group: source.pipeline.topics for source in sources})
+    require_no_resets(positions, offsets, {source.group: source.pipeline.topics for source in sources})
     _require_readable(kafka, offsets)  # after the offsets were read: the stable end only grows
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:  # what is replayed, and what is left out: at once
         staging = Staging(tx.run.staging_schema)
@@ -122,13 +122,13 @@ def distance(positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]
 def add_positions(tx: Step, rows: Sequence[Row[Any]]) -> None:
     """Partitions that the groups have got since: their rebuild begins where they began.
 
-    Raises ReloadRefused where one was moved by hand already: what it has passed since is on record with no run.
+    Raises ReloadRefused where an operator has reset one already: what it has passed since is on record with no run.
     """
-    if moved := [row for row in rows if row.resets]:
+    if reset := [row for row in rows if row.resets]:
         reasons = [
             f"{key_of(row)[1]}: group {row.consumer_group!r} has got it since the run was opened, and its position was "
-            "moved by hand"
-            for row in moved
+            "reset by an operator"
+            for row in reset
         ]
         raise ReloadRefused([*reasons, "abort this run and open another one"])
     if rows:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
@@ -18,6 +17,7 @@ from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
+from seekpoint.jobs.staging.lost_ranges import Lost, Reset, not_applied
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_task_errors
 from seekpoint.jobs.tables.handler_copies import silence_notify
@@ -28,7 +28,7 @@ from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import insert_parameters
 from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.sql.dead_letters import INSERT_DEAD_LETTERS
-from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter, in_schema, reload_staged
+from seekpoint.ledger.tables import dead_letter, in_schema, reload_staged
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.sqlstates import is_data_error
@@ -96,7 +96,7 @@ def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
             mine = {at.partition: (at.topic_id, at.first_offset, at.end_offset) for at in ends.values()
                     if at.group == source.group}  # fmt: skip
             leave_out(tx, staging, source.group, mine)
-            lost = list(_lost(tx, source.group, {at: topic_id for at, (topic_id, _, _) in mine.items()}))
+            lost = list(_lost(tx, source.group, mine))
             if lost:
                 tx.connection.execute(insert(staging.lost), lost)
         driver.transition(tx, "staging")
@@ -133,26 +133,28 @@ def leave_out(
     return {(row.topic, row.partition, row.record_offset) for row in found}
 
 
-def _lost(tx: Tx, group: str, ids: Mapping[Partition, UUID]) -> Iterator[dict[str, Any]]:
-    """Ranges that were given up, as far as the position was not put back into them later."""
-    moves: list[tuple[Partition, int, datetime]] = [
-        (Partition(row.topic, row.partition), row.to_offset, row.at) for row in tx.execute(sql.MOVES, group=group)
+def _lost(tx: Tx, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]) -> Iterator[dict[str, Any]]:
+    """Ranges that were given up, as far as they were not applied all the same."""
+    resets = [
+        Reset(Partition(row.topic, row.partition), row.from_offset, row.to_offset, row.at)
+        for row in tx.execute(sql.RESETS, group=group)
     ]
-    for row in tx.execute(sql.LOST, group=group):
-        at = Partition(row.topic, row.partition)
-        if ids.get(at) != row.topic_id:
-            continue
-        lost_to = LARGEST_BIGINT if row.to_offset is None else row.to_offset  # NULL: where it ends is not known
-        back = [to for place, to, when in moves if place == at and when > row.at and to < lost_to]
-        end = min([lost_to, *(max(to, row.from_offset) for to in back)])
-        if end > row.from_offset:
-            yield {
-                "consumer_group": group,
-                "topic": row.topic,
-                "partition": row.partition,
-                "from_offset": row.from_offset,
-                "to_offset": end,
-            }
+    lost = [
+        Lost(Partition(row.topic, row.partition), row.topic_id, row.from_offset, row.to_offset, row.reason, row.at)
+        for row in tx.execute(sql.LOST, group=group)
+    ]
+    ids = {at: topic_id for at, (topic_id, _, _) in ranges.items()}
+    lowered = tx.execute(sql.FIRST_OFFSETS, group=group)
+    firsts = {at: first for at, (_, first, _) in ranges.items()}
+    firsts |= {Partition(row.topic, row.partition): row.first_offset for row in lowered}
+    for at, (start, end) in not_applied(lost, resets, ids, firsts):
+        yield {
+            "consumer_group": group,
+            "topic": at.topic,
+            "partition": at.number,
+            "from_offset": start,
+            "to_offset": end,
+        }
 
 
 def stage_range(

@@ -1,0 +1,353 @@
+"""``Admin``: what operators do, on one ledger, with no code of the pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any, overload
+
+from sqlalchemy import URL, Engine
+from sqlalchemy.exc import OperationalError
+
+from seekpoint.admin.apply_resets import apply_resets
+from seekpoint.admin.by import By
+from seekpoint.admin.doctor import diagnose
+from seekpoint.admin.explanation import Explanation, explain
+from seekpoint.admin.findings import Diagnosis
+from seekpoint.admin.forget import (
+    ForgetPlan,
+    ForgetResult,
+    ForgottenGroup,
+    apply_forget,
+    forgotten_groups,
+    plan_forget,
+    plan_undo,
+)
+from seekpoint.admin.groups import Topics, known_group, within
+from seekpoint.admin.history import Action, history, recent_actions
+from seekpoint.admin.import_offsets import ImportPlan, Missing, apply_import, plan_import
+from seekpoint.admin.losses import AcceptPlan, LostRange, accept, lost_ranges, plan_lost, plan_topic
+from seekpoint.admin.mirror import MirrorPlan, apply_mirror, plan_mirror
+from seekpoint.admin.pauses import PausePlan, apply_pause, plan_pause
+from seekpoint.admin.plan_resets import plan_reset
+from seekpoint.admin.purges import APPLIED, PurgePlan, apply_purge, plan_purge
+from seekpoint.admin.reloads import ReloadStatus, reloads
+from seekpoint.admin.replay_requests import ReplayPlan, ReplayRequest, plan_replay, read_request, request_replay
+from seekpoint.admin.reset_plan import ResetPlan, ResetResult
+from seekpoint.admin.reset_to import ResetTo
+from seekpoint.admin.samples import Sample, samples
+from seekpoint.admin.status import GroupStatus, GroupSummary, ask_brokers, names_of_all, read, summaries
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.claim import refuse_forgotten
+from seekpoint.ledger.roles import Role
+from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from seekpoint.records import Partition, State
+from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin
+
+KAFKA_TIMEOUT = 10.0  # seconds
+
+
+class Admin:
+    """Shows groups and acts on them, while their workers run; nothing is done before a plan was made.
+
+    ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``, ``kafka`` librdkafka's configuration, or
+    None: then lag is as of the workers' samples. Makes no connection before it is used. Database errors pass through.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | URL | str,
+        kafka: Mapping[str, Any] | None = None,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        limits: Limits | None = None,
+    ) -> None:
+        self.engine, self.schema, self.limits = postgres_engine(engine), schema, limits or Limits()
+        self.kafka = dict(kafka or {})
+
+    def groups(self) -> list[GroupSummary]:
+        """Every group in a line, by name; asks no broker."""
+        with self.engine.connect() as connection:
+            return summaries(SchemaConnection(connection, self.schema))
+
+    def forgotten(self) -> list[ForgottenGroup]:
+        """The groups that were forgotten, by name, with who did it, when and why."""
+        with self.engine.connect() as connection:
+            return forgotten_groups(SchemaConnection(connection, self.schema))
+
+    def status(self, names: Collection[str] = ()) -> tuple[list[GroupStatus], list[str]]:
+        """These groups, or all, with their partitions and workers; and what the brokers' answers make doubtful.
+
+        Raises ConfigError for a name that the ledger does not know, GroupForgotten for one that was forgotten.
+        """
+        with self.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+            tx = SchemaConnection(connection, self.schema)
+            groups = read(tx, names or names_of_all(tx))
+            if unknown := sorted({*names} - {group.name for group in groups}):
+                known = ", ".join(names_of_all(tx))
+                have = f"it knows {known}" if known else "no worker has claimed anything yet"
+                raise ConfigError(f"the ledger in schema {self.schema!r} has no group {unknown[0]!r}; {have}")
+        return ask_brokers(groups, self.kafka, KAFKA_TIMEOUT) if self.kafka else (groups, [])
+
+    def samples(
+        self, group: str, partitions: Collection[Partition], since: timedelta
+    ) -> dict[Partition, tuple[Sample, ...]]:
+        """Where these partitions were in the last ``since``: their workers' samples, oldest first."""
+        with self._ledger(group).begin() as tx:
+            return samples(tx, partitions, since)
+
+    def reloads(self, *, is_open: bool = False, limit: int = 100) -> list[ReloadStatus]:
+        """Runs of reloads and batches, or the open ones, the newest first."""
+        with self.engine.connect() as connection:
+            return reloads(SchemaConnection(connection, self.schema), is_open, limit)
+
+    def explain(self, group: str) -> Explanation:
+        """The guarantee of what a group's workers run, in words, and what weakens it, as they declared it.
+
+        Raises ConfigError for a group that the ledger does not know.
+        """
+        with self.engine.connect() as connection:
+            return explain(GroupConnection(connection, self.schema, group))
+
+    def doctor(self, role: Role | None = None) -> Diagnosis:
+        """What is wrong with the ledger, its servers and this login, and what to do; writes nothing.
+
+        ``role`` is the one that the login should have; None: any. A ledger that is missing or old is a finding.
+        """
+        return diagnose(self.engine, self.schema, self.kafka, KAFKA_TIMEOUT, role)
+
+    def plan_pause(self, group: str) -> PausePlan:
+        """A plan to pause a group: its workers wait before their next commit. Raises ConfigError for an unknown one."""
+        return plan_pause(self._ledger(group), True)
+
+    def plan_resume(self, group: str) -> PausePlan:
+        """A plan to let a paused group's workers continue. Raises ConfigError for an unknown group."""
+        return plan_pause(self._ledger(group), False)
+
+    def plan_forget(self, group: str, *, export_to: Path | None) -> ForgetPlan:
+        """A plan to forget a group that has ended: its positions, dead letters, lost ranges, samples and workers.
+
+        Dead letters and lost ranges are written to the file ``export_to`` first, as JSON lines; None: to none. Then
+        workers of the group are refused (GroupForgotten). Raises ConfigError for an unknown group and a file that is
+        there already, Fenced for a group that is not paused, or that an open run is about.
+        """
+        return plan_forget(self._ledger(group), export_to)
+
+    def plan_undo_forget(self, group: str) -> ForgetPlan:
+        """A plan to put a forgotten group's positions back, paused. Raises ConfigError for an unknown group."""
+        return plan_undo(self._ledger(group))
+
+    def plan_purge(self, group: str, older_than: timedelta, states: Collection[State] = APPLIED) -> PurgePlan:
+        """A plan to delete dead letters that were closed longer ago: those whose records were applied later.
+
+        ``states`` names others; never open ones. Raises ConfigError for an unknown group, and an open state; Fenced,
+        also when it is applied, while a run of the group is open: it adds records that were replayed since it began.
+        """
+        return plan_purge(self._ledger(group), older_than, states)
+
+    def plan_reset(self, group: str, target: ResetTo, topics: Topics | None = None) -> ResetPlan:
+        """A plan to reset positions, as absolute offsets: of these partitions by topic (None: all of it), or of all.
+
+        Raises ConfigError for unknown names, a partition without a target, and a target past the end of its log;
+        GroupForgotten; ClusterChanged and Fenced where the brokers have another cluster or topic; Fenced where the
+        commits of Kafka are a mirror's, or of another group that has members; KafkaUnavailable where a target must be
+        asked of brokers that do not answer.
+        """
+        return plan_reset(self._ledger(group), target, topics, kafka=self.kafka, timeout=KAFKA_TIMEOUT)
+
+    def positions(self, group: str, topics: Topics | None = None) -> dict[Partition, int]:
+        """The positions of these partitions by topic (None: all of it), or of all.
+
+        Raises ConfigError for unknown names, GroupForgotten for a group that was forgotten.
+        """
+        ledger = self._ledger(group)
+        with ledger.begin() as tx:
+            refuse_forgotten(known_group(tx))
+        return {at: row.next_offset for at, row in within(group, ledger.read(), topics).items()}
+
+    def history(
+        self, group: str, topics: Collection[str] | None = None, *, partition: int | None = None, limit: int = 100
+    ) -> list[Action]:
+        """Who did what to a group and its positions, newest first; with ``partition``, to that one of the topics.
+
+        Raises ConfigError for an unknown group.
+        """
+        with self._ledger(group).begin() as tx:
+            known_group(tx)
+            return history(tx, topics, partition, limit)
+
+    def recent_actions(self, *, limit: int = 100) -> list[tuple[str, Action]]:
+        """Who did what to any group, each with the group's name, newest first."""
+        with self.engine.connect() as connection:
+            return recent_actions(SchemaConnection(connection, self.schema), limit)
+
+    def lost(self, groups: Collection[str] = ()) -> list[LostRange]:
+        """Offsets that no worker of these groups, or of any, applies; the oldest decision first."""
+        with self.engine.connect() as connection:
+            return lost_ranges(SchemaConnection(connection, self.schema), sorted(groups))
+
+    def plan_accept_lost(self, group: str, partition: Partition) -> AcceptPlan:
+        """A plan to give up what a partition's log does not have any more. Asks the brokers.
+
+        Raises ConfigError for a partition that the group does not know, another cluster's brokers, and a topic that was
+        created again; KafkaUnavailable.
+        """
+        return plan_lost(self._ledger(group), partition, self._brokers(), KAFKA_TIMEOUT)
+
+    def plan_accept_topic(self, group: str, topic: str, *, at: int | None = None) -> AcceptPlan:
+        """A plan to read a topic that was created again: from its first offsets, or from ``at``. Asks the brokers.
+
+        Raises ConfigError as plan_accept_lost, and for an offset that is not in a partition's log.
+        """
+        return plan_topic(self._ledger(group), topic, at, self._brokers(), KAFKA_TIMEOUT)
+
+    def plan_import(
+        self, group: str, from_group: str, topics: Collection[str] | None = None, *, missing: Missing | None = None
+    ) -> ImportPlan:
+        """A plan to begin these topics, or all that it has commits for, at what ``from_group`` has committed to Kafka.
+
+        ``missing`` is where partitions without a commit begin. Raises Fenced where that group has members, a partition
+        has no commit or a mirror's, or this group has stored offsets of the topic; ConfigError for unknown names;
+        GroupForgotten; ClusterChanged; KafkaUnavailable.
+        """
+        return plan_import(
+            self._ledger(group), from_group, topics, missing=missing, kafka=self._brokers(), timeout=KAFKA_TIMEOUT
+        )
+
+    def plan_mirror(self, group: str) -> MirrorPlan:
+        """A plan to write a stopped group's positions into Kafka, for a plain consumer that continues there.
+
+        Raises Fenced where the group has members in Kafka; ConfigError for an unknown group; ClusterChanged,
+        KafkaUnavailable.
+        """
+        return plan_mirror(self._ledger(group), kafka=self._brokers(), timeout=KAFKA_TIMEOUT)
+
+    @overload
+    def apply(
+        self, plan: PausePlan | AcceptPlan | ImportPlan | MirrorPlan, *, reason: str, actor: str | None = None
+    ) -> None: ...
+    @overload
+    def apply(self, plan: ForgetPlan, *, reason: str, actor: str | None = None) -> ForgetResult: ...
+    @overload
+    def apply(self, plan: PurgePlan, *, reason: str, actor: str | None = None) -> dict[str, int]: ...
+    @overload
+    def apply(
+        self,
+        plan: ResetPlan,
+        *,
+        reason: str,
+        actor: str | None = None,
+        wait: float = 60.0,
+        each: bool = False,
+        accept_loss: bool = False,
+    ) -> ResetResult: ...
+    def apply(
+        self,
+        plan: PausePlan | AcceptPlan | ForgetPlan | PurgePlan | ImportPlan | MirrorPlan | ResetPlan,
+        *,
+        reason: str,
+        actor: str | None = None,
+        wait: float = 60.0,
+        each: bool = False,
+        accept_loss: bool = False,
+    ) -> ForgetResult | dict[str, int] | ResetResult | None:
+        """Carry out a plan; ``actor`` is the user of the operating system by default.
+
+        A pause waits for open batches, at most ``Limits.transaction_age`` seconds. A reset takes all its locks within a
+        second, or tries again until ``wait`` seconds have passed: it is one transaction, or with ``each`` one a
+        partition. ``accept_loss`` is needed where retention has removed wanted offsets. A purge returns the numbers by
+        state of the dead letters that it has deleted; those that were opened again meanwhile stay. Of two operators who
+        apply the same plan one wins: raises Fenced where the group is no longer as it was when the plan was made, or
+        stays locked; ConfigError without a reason.
+        """
+        ledger = self._ledger(plan.group)
+        by = By.of(actor, reason)
+        if isinstance(plan, ResetPlan):
+            return apply_resets(ledger, plan, by, wait=wait, each=each, accept_loss=accept_loss)
+        try:
+            return self._carry_out(ledger, plan, by)
+        except OperationalError as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            raise Fenced(
+                f"another session has locked group {plan.group!r} or one of its partitions for long: nothing was done; "
+                "try again"
+            ) from error
+
+    def _carry_out(
+        self,
+        ledger: Ledger,
+        plan: PausePlan | AcceptPlan | ForgetPlan | PurgePlan | ImportPlan | MirrorPlan,
+        by: By,
+    ) -> ForgetResult | dict[str, int] | None:
+        match plan:
+            case PausePlan():
+                apply_pause(ledger, plan, by)
+            case AcceptPlan():
+                accept(ledger, plan, by)
+            case ImportPlan():
+                apply_import(ledger, plan, by, kafka=self._brokers(), timeout=KAFKA_TIMEOUT)
+            case MirrorPlan():
+                apply_mirror(ledger, plan, by, kafka=self._brokers(), timeout=KAFKA_TIMEOUT)
+            case ForgetPlan():
+                return apply_forget(ledger, plan, by)
+            case PurgePlan():
+                return apply_purge(ledger, plan, by)
+        return None
+
+    def wait_until_applied(self, group: str, result: ResetResult, timeout: float) -> None:
+        """Wait until the workers are again where the partitions were that a reset has put back.
+
+        Raises NotApplied after ``timeout`` seconds, for the first partition that is not.
+        """
+        ledger, deadline = self._ledger(group), monotonic() + timeout
+        for done in result.done:
+            if done.to_offset < done.from_offset:
+                left = max(0.0, deadline - monotonic())
+                ledger.wait_until_applied(*done.partition, done.from_offset - 1, left, topic_id=done.topic_id)
+
+    def _brokers(self) -> Mapping[str, Any]:
+        if not self.kafka:
+            raise ConfigError("the brokers are asked for this: name them, with Admin(kafka=...)")
+        return self.kafka
+
+    def plan_replay(self, group: str, chosen: Chosen) -> ReplayPlan:
+        """What :meth:`request_replay` of these would do: its ``ids`` are those that would be replayed.
+
+        Raises ConfigError for an unknown group, and for an id that it does not have.
+        """
+        return plan_replay(self._ledger(group), chosen)
+
+    def request_replay(self, group: str, chosen: Chosen, *, reason: str, actor: str | None = None) -> ReplayRequest:
+        """Have a running worker of the group replay these dead letters: ids, or a condition, which is resolved now.
+
+        A worker of the group's handler version takes the request within ``Limits.lag_check`` seconds, and not while the
+        group is paused. Raises ConfigError without a reason, for an unknown id, and where no dead letter is meant.
+        """
+        ledger, by = self._ledger(group), By.of(actor, reason)
+        with ledger.begin() as tx:
+            known_group(tx)
+        return request_replay(ledger, chosen, by)
+
+    def replay_request(self, group: str, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
+        """A request for a replay as it is now. Raises ConfigError where the group has none of that id."""
+        return read_request(self._ledger(group), id)
+
+    def dead_letters(self, group: str, *, actor: str | None = None) -> DeadLetterAdmin:
+        """The group's dead letters, with this object's limits; ``actor`` as for :meth:`apply`.
+
+        Raises ConfigError for an unknown group.
+        """
+        with self._ledger(group).begin() as tx:
+            known_group(tx)
+        return DeadLetterAdmin(self.engine, group, schema=self.schema, actor=actor, limits=self.limits)
+
+    def _ledger(self, group: str) -> Ledger:
+        return Ledger(self.engine, group, schema=self.schema, limits=self.limits)

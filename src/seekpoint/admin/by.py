@@ -1,0 +1,21 @@
+"""Who carries a plan out, and why: both are stored with what was done."""
+
+from __future__ import annotations
+
+import getpass
+from typing import NamedTuple
+
+from seekpoint.ledger.admin_actions import required
+from seekpoint.records import storable
+
+
+class By(NamedTuple):
+    """Actor and reason, as Postgres can store them."""
+
+    actor: str
+    reason: str
+
+    @classmethod
+    def of(cls, actor: str | None, reason: str) -> By:
+        """Without an actor it is the operating system's user. Raises ConfigError where the reason is blank."""
+        return cls(storable(actor or getpass.getuser()), required("reason", reason))

@@ -1,0 +1,154 @@
+"""What ``doctor`` asks about groups: retention, stops, and whether the brokers are those of the offsets."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from seekpoint.admin.findings import Finding, Level, verdict
+from seekpoint.admin.status import GroupStatus, PartitionStatus
+from seekpoint.errors import KafkaUnavailable
+from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
+from seekpoint.kafka.members import Member, members
+
+HEADROOM = timedelta(hours=6)
+SHOWN = 10  # partitions of a group with the same problem
+DEFAULT_CLIENT = "rdkafka"  # of a client whose configuration names none
+RECENT = timedelta(hours=1)  # a worker that was seen before may have ended without a word
+
+
+def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
+    """Pauses, stopped partitions, and logs that are about to lose records before they are applied."""
+    paused = [
+        Finding(
+            "pauses",
+            Level.WARNING,
+            f"{group.name}: paused by {group.pause.by or 'unknown'}: {group.pause.reason or 'no reason given'}",
+            f"seekpoint groups resume {shlex.quote(group.name)} --apply --reason WHY",
+        )
+        for group in groups
+        if group.pause is not None
+    ]
+    stops: list[Finding] = []
+    near: list[Finding] = []
+    for group in groups:
+        stops += _first(group.name, [one for at in group.partitions for one in _stop(group.name, at)])
+        near += _first(group.name, [one for at in group.partitions for one in _headroom(group.name, at)])
+        if unknown := sum(at.headroom is None for at in group.partitions):
+            problem = f"{group.name}: how near retention is, is not known of {unknown} partitions: no sample is fresh"
+            near.append(Finding("retention", Level.WARNING, problem, "start a worker, whose samples say so"))
+    return [
+        *verdict("pauses", paused, "no group is paused"),
+        *verdict("stops", stops, "no partition is stopped"),
+        *verdict("retention", near, "no record is about to be deleted before it is applied, as far as samples say"),
+    ]
+
+
+def _first(group: str, found: Sequence[Finding]) -> Iterator[Finding]:
+    """The worst of a group's partitions, and how many more there are."""
+    worst_first = sorted(found, key=lambda one: one.level is not Level.FAILURE)
+    yield from worst_first[:SHOWN]
+    if rest := worst_first[SHOWN:]:
+        fix = f"seekpoint status {shlex.quote(group)} shows all partitions"
+        yield replace(rest[0], message=f"{group}: the same of {len(rest):,} more partitions", remedy=fix)
+
+
+def _stop(group: str, at: PartitionStatus) -> Iterator[Finding]:
+    if (stop := at.position.stop) is not None:
+        problem = f"{group}: {at.position.partition} stopped at {stop.offset}: {stop.kind}"
+        yield Finding("stops", Level.FAILURE, problem, "; ".join(stop.choices) or "seekpoint status shows it")
+
+
+def _headroom(group: str, at: PartitionStatus) -> Iterator[Finding]:
+    where = f"{group}: {at.position.partition}"
+    fix = "start workers, or raise retention.ms and retention.bytes of the topic"
+    if at.headroom is not None and at.headroom < 0:
+        problem = f"{where}: {-at.headroom:,} records were deleted by retention before they were applied"
+        yield Finding(
+            "retention", Level.FAILURE, problem, "seekpoint lost list shows what is decided; see seekpoint status"
+        )
+    elif at.headroom_seconds is not None and at.lag != 0 and at.headroom_seconds < HEADROOM.total_seconds():
+        problem = f"{where}: the log's start reaches the position in {timedelta(seconds=round(at.headroom_seconds))}"
+        yield Finding("retention", Level.WARNING, problem, fix)
+
+
+def kafka_findings(
+    groups: Sequence[GroupStatus], clusters: Mapping[str, str | None], settings: Mapping[str, Any], timeout: float
+) -> list[Finding]:
+    """Whether the brokers, their topics and their groups' members are those that the ledger knows."""
+    try:
+        identity = Identity(settings, timeout)
+        cluster = identity.cluster_id()
+        topics = {at.position.partition.topic for group in groups for at in group.partitions}
+        ids = identity.ask(topics).known()
+        known = members(identity, [group.name for group in groups])
+    except KafkaUnavailable as error:
+        grant = "grant this client DESCRIBE on the topics, or correct its security settings"
+        fix = grant if isinstance(error, KafkaRefused) else CHECK_KAFKA
+        return [Finding("brokers", Level.FAILURE, str(error), fix)]
+    others = [
+        Finding(
+            "cluster",
+            Level.FAILURE,
+            f"{group.name}: its offsets are of cluster {clusters[group.name]}, and these brokers are {cluster}",
+            "correct bootstrap.servers; offsets of one cluster mean nothing in another",
+        )
+        for group in groups
+        if clusters.get(group.name) not in {None, cluster}
+    ]
+    return [
+        Finding("brokers", Level.OK, f"the brokers of cluster {cluster} answer"),
+        *verdict("cluster", others, "the offsets are of this cluster"),
+        *verdict("topics", [*_topics(groups, ids)], "each topic is the one that was read"),
+        *verdict("members", [*_foreign(groups, known)], "the groups have no members but workers of this ledger"),
+    ]
+
+
+def _topics(groups: Sequence[GroupStatus], ids: Mapping[str, Any]) -> Iterator[Finding]:
+    for group in groups:
+        stored = defaultdict(set)
+        for at in group.partitions:
+            stored[at.position.partition.topic].add(at.position.topic_id)
+        for topic, known in stored.items():
+            if ids[topic] is None:
+                problem = f"{group.name}: topic {topic!r} does not exist on these brokers"
+                yield Finding("topics", Level.FAILURE, problem, "create it, or correct bootstrap.servers")
+            elif known != {ids[topic]}:
+                problem = f"{group.name}: topic {topic!r} was created again: its stored offsets are of the earlier one"
+                fix = f"seekpoint topics accept {group.name} {topic} --from-beginning"
+                yield Finding("topics", Level.FAILURE, problem, fix)
+
+
+def _foreign(groups: Sequence[GroupStatus], known: Mapping[str, list[Member] | None]) -> Iterator[Finding]:
+    for group in groups:
+        found = known[group.name]
+        if found is None:
+            problem = f"{group.name}: this client may not ask for the group's members"
+            yield Finding("members", Level.WARNING, problem, "grant DESCRIBE on the group")
+            continue
+        for member, count in foreign(group, found).items():
+            more = f" ({count} of them)" if count > 1 else ""
+            problem = f"{group.name}: client {member.client_id!r} on {member.host}{more} is no worker of this ledger"
+            fix = "stop it: a consumer in the group takes partitions, and its records reach no table"
+            yield Finding("members", Level.FAILURE, problem, fix)
+
+
+def foreign(group: GroupStatus, found: Sequence[Member]) -> Counter[Member]:
+    """Members that are none of the group's workers: of each client id, those beyond the workers' number."""
+    newest = max((each.seen_at for each in group.workers), default=None)
+    ours = Counter(
+        each.client_id or DEFAULT_CLIENT
+        for each in group.workers
+        if each.state != "ended" and newest is not None and each.seen_at > newest - RECENT
+    )
+    others: Counter[Member] = Counter()
+    for member in found:
+        if ours[member.client_id] > 0:
+            ours[member.client_id] -= 1
+        else:
+            others[member] += 1
+    return others

@@ -1,0 +1,55 @@
+"""``doctor``: what is wrong, or soon will be, with a ledger, its database, its brokers and this login."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from seekpoint.admin import check_groups, check_postgres, status
+from seekpoint.admin.findings import Diagnosis, Finding, Level
+from seekpoint.ledger.roles import Role
+from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.sql import status as sql
+from seekpoint.postgres.engine import shown
+
+# What the positions, samples and workers of groups are read from.
+_TABLES = ("consumer_group", "partition_offset", "worker", "reload_run", "lag")
+
+
+def diagnose(
+    engine: Engine, schema: str, settings: Mapping[str, Any], timeout: float, role: Role | None = None
+) -> Diagnosis:
+    """All findings. Runs in a transaction that can write nothing, and waits for no lock for more than two seconds."""
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("seekpoint", "psycopg", "confluent-kafka"))
+    found = [Finding("versions", Level.OK, libraries)]
+    with engine.connect() as connection:
+        before = datetime.now(UTC)
+        connection.execute(text("SET TRANSACTION READ ONLY"))
+        connection.execute(text("SET LOCAL lock_timeout = '2s'"))
+        server = check_postgres.facts(connection)
+        found += check_postgres.server_findings(connection, server, before)
+        has = check_postgres.rights(connection, server.login, schema)
+        revision = check_postgres.schema_findings(connection, schema, has)
+        found += revision
+        if any(each.level is Level.FAILURE for each in revision):
+            return Diagnosis(shown(engine.url), schema, tuple(found))
+        found += check_postgres.rights_findings(has, schema, role)
+        found += check_postgres.vacuum_findings(connection, server, schema)
+        if not has.may_read(*_TABLES):
+            problem = f"{has.login} may not read {', '.join(_TABLES)}: groups and brokers were not looked at"
+            found.append(Finding("groups", Level.WARNING, problem, "run doctor as an operator"))
+            return Diagnosis(shown(engine.url), schema, tuple(found))
+        tx = SchemaConnection(connection, schema)
+        clusters = {row.name: row.cluster_id for row in tx.execute(sql.GROUPS) if row.forgotten is None}
+        groups = status.read(tx, list(clusters))
+    found += check_groups.group_findings(groups)
+    if settings:
+        found += check_groups.kafka_findings(groups, clusters, settings, timeout)
+    else:
+        problem = "no brokers are named: cluster, topics and members of groups were not looked at"
+        found.append(Finding("brokers", Level.WARNING, problem, "give --kafka-config"))
+    return Diagnosis(shown(engine.url), schema, tuple(found))

@@ -1,0 +1,44 @@
+"""What ``doctor`` answers: findings, each with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """How bad a finding is. A failure fails the check; a warning may be what is wanted."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found; ``remedy`` says what to do, and is empty where nothing is."""
+
+    check: str
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All findings on one ledger; ``database`` is its URL without passwords."""
+
+    database: str
+    schema: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether there is no failure."""
+        return not any(each.level is Level.FAILURE for each in self.findings)
+
+
+def verdict(check: str, problems: Sequence[Finding], fine: str) -> list[Finding]:
+    """The problems of a check, or that it is fine."""
+    return list(problems) or [Finding(check, Level.OK, fine)]

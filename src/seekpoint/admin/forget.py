@@ -1,0 +1,228 @@
+"""Forgetting a group that has ended: a plan that counts what goes, its execution, and the undo.
+
+The group's row and its history stay. Its positions move into that row: the undo puts them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from seekpoint.admin.by import By
+from seekpoint.admin.export_group import Exported, export_group
+from seekpoint.admin.groups import known_group
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.sql import admin as admin_sql
+from seekpoint.ledger.sql import forget as sql
+from seekpoint.ledger.sql.purge import CLOCK
+from seekpoint.ledger.sql.resets import OPEN_RUNS_OF_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenGroup:
+    """A group that was forgotten, and the number of its partitions; ``at`` as a start that accepts it names it."""
+
+    name: str
+    by: str
+    reason: str
+    at: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPlan:
+    """To forget a group, or to undo that (``undo``), as it was when the plan was made; ``consequences`` in words.
+
+    ``dead_letters`` are their numbers by state; they and ``lost_ranges`` are written to ``export_to`` first, None: to
+    no file. ``forgotten_at`` is when the group was forgotten, None where it is not.
+    """
+
+    group: str
+    undo: bool
+    paused_by: str | None
+    paused_reason: str | None
+    forgotten_at: str | None
+    partitions: int
+    dead_letters: Mapping[str, int]
+    lost_ranges: int
+    export_to: Path | None
+    consequences: tuple[str, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.undo == (self.forgotten_at is None)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetResult:
+    """What went, or came back: partitions, dead letters, lost ranges; and the file with the last two, if any."""
+
+    partitions: int
+    dead_letters: int = 0
+    lost_ranges: int = 0
+    file: Path | None = None
+
+
+def forgotten_groups(tx: SchemaConnection) -> list[ForgottenGroup]:
+    """The groups that are forgotten, by name."""
+    return [_forgotten(row.name, row.forgotten) for row in tx.execute(sql.FORGOTTEN)]
+
+
+def _forgotten(name: str, stored: Mapping[str, Any]) -> ForgottenGroup:
+    return ForgottenGroup(name, stored["by"], stored["reason"], stored["at"], len(stored["positions"]))
+
+
+def plan_forget(ledger: Ledger, export_to: Path | None) -> ForgetPlan:
+    """Raises ConfigError for an unknown group, Fenced for one that is not paused or has an open run."""
+    with ledger.begin() as tx:
+        row = known_group(tx)
+        if row.forgotten is not None:
+            return _plan(ledger, row, undo=False)
+        _require_stopped(tx, row)
+        counts = {each.state: int(each.n) for each in tx.execute(sql.COUNT_DEAD_LETTERS)}
+        lost, partitions = (int(tx.execute(each).scalar_one()) for each in (sql.COUNT_LOSSES, sql.COUNT_POSITIONS))
+    file = export_to if counts or lost else None
+    if file is not None and file.exists():
+        raise ConfigError(f"{file} is there already, and is not written over: name another file with --export")
+    return _plan(ledger, row, undo=False, partitions=partitions, dead_letters=counts, lost_ranges=lost, export_to=file)
+
+
+def plan_undo(ledger: Ledger) -> ForgetPlan:
+    """Raises ConfigError for an unknown group."""
+    with ledger.begin() as tx:
+        row = known_group(tx)
+    return _plan(ledger, row, undo=True, partitions=len((row.forgotten or {}).get("positions", ())))
+
+
+def _plan(ledger: Ledger, row: Row[Any], *, undo: bool, **found: Any) -> ForgetPlan:
+    stored = row.forgotten or {}
+    counts = {"partitions": 0, "dead_letters": {}, "lost_ranges": 0, "export_to": None, **found}
+    said = tuple(_undo_in_words(row, counts["partitions"]) if undo else _in_words(row, **counts))
+    return ForgetPlan(
+        group=ledger.group,
+        undo=undo,
+        paused_by=row.paused_by,
+        paused_reason=row.paused_reason,
+        forgotten_at=stored.get("at"),
+        consequences=said,
+        **counts,
+    )
+
+
+def _in_words(
+    row: Row[Any], partitions: int, dead_letters: Mapping[str, int], lost_ranges: int, export_to: Path | None
+) -> Iterator[str]:
+    yield f"the positions of {partitions} partitions leave the ledger's views; --undo puts them back"
+    if dead_letters:
+        by_state = ", ".join(f"{count:,} {state}" for state, count in sorted(dead_letters.items()))
+        yield f"{sum(dead_letters.values()):,} dead letters are deleted: {by_state}"
+    if lost_ranges:
+        yield f"{lost_ranges:,} lost ranges are deleted"
+    if dead_letters or lost_ranges:
+        yield "no copy of these is written" if export_to is None else f"a copy of these is written to {export_to} first"
+    if row.tables:
+        yield f"rows stay in {', '.join(sorted(row.tables))}"
+    yield "workers under this name end, and are refused until --undo, or a start with --accept-forgotten"
+    yield "the history of the group stays"
+
+
+def _undo_in_words(row: Row[Any], partitions: int) -> Iterator[str]:
+    if row.forgotten is not None:
+        yield f"the positions of {partitions} partitions are as they were; the group is paused, until it is resumed"
+        yield "deleted dead letters and lost ranges stay deleted"
+
+
+def _require_stopped(tx: GroupConnection, row: Row[Any]) -> None:
+    """Raise Fenced where workers or jobs may write in the group's name."""
+    if not row.paused:
+        raise Fenced(
+            f"group {row.name!r} is not paused, and its workers may run: seekpoint groups pause {row.name} --apply "
+            "--reason WHY"
+        )
+    if runs := tx.execute(OPEN_RUNS_OF_GROUP).all():
+        raise Fenced(
+            f"group {row.name!r} has an open run, {runs[0].id} ({runs[0].strategy}, {runs[0].state}): let it end, or "
+            f"seekpoint reload abort {runs[0].id} --reason WHY"
+        )
+
+
+def apply_forget(ledger: Ledger, plan: ForgetPlan, by: By) -> ForgetResult:
+    """Carry the plan out, in one transaction. Raises Fenced where the group is not as it was when it was made."""
+    with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
+        row = tx.execute(admin_sql.LOCK_GROUP).one_or_none()
+        if row is None:
+            raise Fenced(f"there is no group {plan.group!r} in the ledger any more: nothing was done")
+        _require_same(row, plan)
+        if plan.undo:
+            result = _restore(tx, row)
+        else:
+            _require_stopped(tx, row)
+            result = _forget(tx, plan, by)
+        action = "undo forget" if plan.undo else "forget"
+        gone = "" if plan.undo else f" ({result.dead_letters} dead letters, {result.lost_ranges} lost ranges)"
+        record_action(tx, action, actor=by.actor, reason=f"{by.reason}{gone}")
+        return result
+
+
+def _require_same(row: Row[Any], plan: ForgetPlan) -> None:
+    at = (row.forgotten or {}).get("at")
+    if (row.paused_by, row.paused_reason, at) != (plan.paused_by, plan.paused_reason, plan.forgotten_at):
+        now = "forgotten" if at else f"paused by {row.paused_by}" if row.paused else "not paused"
+        raise Fenced(f"group {plan.group!r} is {now} since the plan was made: nothing was done; make another plan")
+
+
+def _forget(tx: GroupConnection, plan: ForgetPlan, by: By) -> ForgetResult:
+    """Move the positions into the group's row, and delete the rest; nothing that is not in the file (I4)."""
+    positions = [_position(each) for each in tx.execute(sql.LOCK_POSITIONS)]
+    topics = [{name: getattr(each, name) for name in _TOPIC} for each in tx.execute(sql.TOPICS)]
+    exported = None if plan.export_to is None else export_group(tx, plan.export_to)
+    deleted = Exported(*(tx.execute(each).rowcount for each in (sql.DELETE_DEAD_LETTERS, sql.DELETE_LOSSES)))
+    planned = Exported(sum(plan.dead_letters.values()), plan.lost_ranges)
+    if exported not in {None, deleted}:
+        raise Fenced(f"the file has {exported}, and {deleted} would be deleted: nothing was done; make another plan")
+    if deleted != planned:  # while a group is paused it can be reset
+        raise Fenced(f"the plan has {planned}, and {deleted} would be deleted: nothing was done; make another plan")
+    for each in (sql.DELETE_POSITIONS, sql.DELETE_TOPICS, sql.DELETE_SAMPLES, sql.DELETE_WORKERS):
+        tx.execute(each)
+    at = tx.execute(CLOCK).scalar_one().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    found = {"at": at, "by": by.actor, "reason": by.reason, "positions": positions, "topics": topics}
+    tx.execute(sql.FORGET, its_forgotten=found)
+    return ForgetResult(len(positions), deleted.dead_letters, deleted.lost_ranges, plan.export_to)
+
+
+def _restore(tx: GroupConnection, row: Row[Any]) -> ForgetResult:
+    stored = row.forgotten
+    if positions := [_of_position(each) for each in stored["positions"]]:
+        tx.execute(sql.RESTORE_POSITION, positions)
+    if topics := [{f"its_{name}": each[name] for name in _TOPIC} for each in stored["topics"]]:
+        tx.execute(sql.RESTORE_TOPIC, topics)
+    tx.execute(sql.REMEMBER)
+    return ForgetResult(len(positions))
+
+
+# What is kept of a row. The names are those of the JSON: where a migration renames a column, they stay.
+_POSITION = ("topic", "partition", "topic_id", "first_offset", "next_offset", "leader_epoch", "epoch")
+_TIMES = ("committed_at", "record_time")
+_TOPIC = ("topic", "version", "tables", "replaced")
+
+
+def _position(row: Row[Any]) -> dict[str, Any]:
+    kept = {name: getattr(row, name) for name in _POSITION} | {"topic_id": str(row.topic_id)}
+    return kept | {name: None if (at := getattr(row, name)) is None else at.isoformat() for name in _TIMES}
+
+
+def _of_position(stored: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: stored[name] for name in _POSITION} | {"topic_id": UUID(stored["topic_id"])}
+    kept["epoch"] += 1  # it counts tokens, and the row gets a new one
+    times = {name: None if stored[name] is None else datetime.fromisoformat(stored[name]) for name in _TIMES}
+    return {f"its_{name}": value for name, value in (kept | times).items()}

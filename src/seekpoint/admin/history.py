@@ -1,0 +1,44 @@
+"""What was done to a group and its positions: who, when and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row
+
+from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.sql import resets as sql
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What was done to a group, as it is on record; ``topic`` and what follows are None where it was to all of it."""
+
+    id: int
+    at: datetime
+    action: str
+    actor: str
+    reason: str
+    topic: str | None
+    partition: int | None
+    from_offset: int | None
+    to_offset: int | None
+
+
+def history(tx: GroupConnection, topics: Collection[str] | None, partition: int | None, limit: int) -> list[Action]:
+    """Of these topics or of one partition of them, or of all and of the group itself; newest first."""
+    named = None if topics is None else sorted(topics)
+    return list(map(_action, tx.execute(sql.HISTORY, topics=named, its_partition=partition, most=limit)))
+
+
+def recent_actions(tx: SchemaConnection, limit: int) -> list[tuple[str, Action]]:
+    """Of all groups, each with the group; newest first."""
+    return [(row.consumer_group, _action(row)) for row in tx.execute(sql.RECENT_ACTIONS, most=limit)]
+
+
+def _action(row: Row[Any]) -> Action:
+    where = (row.topic, row.partition, row.from_offset, row.to_offset)
+    return Action(row.id, row.at, row.action, row.actor, row.reason, *where)

@@ -1,0 +1,182 @@
+"""What was lost, and the decisions that let a partition continue: lost offsets, and topics that were created again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from seekpoint.admin.by import By
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.ledger import Ledger, Position
+from seekpoint.ledger.admin_actions import is_offset, reset_offset
+from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.sql import admin as sql
+from seekpoint.ledger.sql import status as read_sql
+from seekpoint.ledger.sql.partition_offset import READ_GROUP, SHARE_GROUP
+from seekpoint.records import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """Offsets that no worker applies, from ``from_offset`` to before ``to_offset`` (None: not known)."""
+
+    group: str
+    partition: Partition
+    topic_id: UUID
+    from_offset: int
+    to_offset: int | None
+    reason: str
+    decision: str
+    actor: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """One partition continues at ``to_offset``: of another topic, where ``new_topic_id`` is one.
+
+    ``log`` is the first offset and the end of its log, as the brokers answered when the plan was made.
+    """
+
+    partition: Partition
+    topic_id: UUID
+    new_topic_id: UUID | None
+    from_offset: int
+    to_offset: int
+    log: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptPlan:
+    """To accept what was lost, as it was when the plan was made; ``consequences`` in words."""
+
+    group: str
+    acceptances: tuple[Acceptance, ...]
+    consequences: tuple[str, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.acceptances
+
+
+def lost_ranges(tx: SchemaConnection, names: Sequence[str]) -> list[LostRange]:
+    """What these groups, or all, have lost; the oldest first."""
+    wanted = list(names) or [row.name for row in tx.execute(read_sql.GROUPS)]
+    return [
+        LostRange(
+            row.consumer_group,
+            Partition(row.topic, row.partition),
+            row.topic_id,
+            *(row.from_offset, row.to_offset, row.reason, row.decision, row.actor, row.at),
+        )
+        for row in tx.execute(read_sql.LOST_RANGES, names=wanted)
+    ]
+
+
+def plan_lost(ledger: Ledger, partition: Partition, settings: Mapping[str, Any], timeout: float) -> AcceptPlan:
+    """Raises ConfigError for an unknown partition, another cluster, and a topic that was created again."""
+    at = next((each for each in ledger.read() if each.partition == partition), None)
+    if at is None:
+        raise ConfigError(f"group {ledger.group!r} has no stored offset for {partition}: check the names")
+    new, logs = _brokers(ledger, [at], settings, timeout)
+    if new != at.topic_id:
+        raise ConfigError(
+            f"topic {partition.topic!r} was created again: seekpoint topics accept {ledger.group} {partition.topic}"
+        )
+    start, end = logs[partition]
+    is_rewritten = at.stop is not None and at.stop.kind == "OffsetLost"
+    if start <= at.next_offset <= end and not is_rewritten:
+        if at.stop is not None:
+            see = f"seekpoint status {shlex.quote(ledger.group)} shows what can be done"
+            raise Fenced(f"{partition} is stopped at {at.stop.offset} for another cause, {at.stop.kind}: {see}")
+        return AcceptPlan(ledger.group, (), (f"{partition} has lost nothing",))
+    to = min(max(at.next_offset, start), end)
+    accepted = Acceptance(partition, at.topic_id, None, at.next_offset, to, (start, end))
+    return AcceptPlan(ledger.group, (accepted,), tuple(_lost_in_words(accepted)))
+
+
+def plan_topic(
+    ledger: Ledger, topic: str, at_offset: int | None, settings: Mapping[str, Any], timeout: float
+) -> AcceptPlan:
+    """``at_offset`` None: from the beginning. Raises ConfigError as plan_lost, and for an offset out of range."""
+    rows = [each for each in ledger.read() if each.partition.topic == topic]
+    if not rows:
+        raise ConfigError(f"group {ledger.group!r} has no stored offset for topic {topic!r}: check the names")
+    new, logs = _brokers(ledger, rows, settings, timeout)
+    accepted = []
+    for each in rows:
+        if each.topic_id == new or each.partition not in logs:
+            continue
+        start, end = log = logs[each.partition]
+        to = start if at_offset is None else at_offset
+        if not is_offset(to) or not start <= to <= end:
+            raise ConfigError(f"{each.partition}: offset {to} is not in its log, which is from {start} to {end}")
+        accepted.append(Acceptance(each.partition, each.topic_id, new, each.next_offset, to, log))
+    if not accepted:
+        return AcceptPlan(ledger.group, (), (f"topic {topic!r} was not created again: its id is the stored one",))
+    return AcceptPlan(ledger.group, tuple(accepted), tuple(map(_topic_in_words, accepted)))
+
+
+def accept(ledger: Ledger, plan: AcceptPlan, by: By) -> None:
+    """Carry the plan out, in one transaction. Raises Fenced where a partition is not as it was."""
+    with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
+        tx.execute(SHARE_GROUP)
+        for each in sorted(plan.acceptances, key=lambda one: one.partition):
+            where = each.partition
+            row = tx.execute(sql.LOCK_ROW, topic=where.topic, partition=where.number).one_or_none()
+            if row is None or (row.topic_id, row.next_offset) != (each.topic_id, each.from_offset):
+                now = "gone" if row is None else f"at offset {row.next_offset} of topic id {row.topic_id}"
+                planned = f"{each.from_offset} of topic id {each.topic_id}"
+                raise Fenced(f"{where} is {now}, and was at {planned}: nothing was done; make another plan")
+            reset_offset(
+                tx, where, each.to_offset, actor=by.actor, reason=by.reason, log=each.log, topic_id=each.new_topic_id
+            )  # fmt: skip
+
+
+def _brokers(
+    ledger: Ledger, rows: Sequence[Position], settings: Mapping[str, Any], timeout: float
+) -> tuple[UUID, dict[Partition, tuple[int, int]]]:
+    """The topic's id, and the logs of those of its partitions that there are, as the brokers answer."""
+    topic = rows[0].partition.topic
+    with ledger.begin() as tx:
+        stored = tx.execute(READ_GROUP).one().cluster_id
+    identity = Identity(settings, timeout)
+    cluster = identity.cluster_id()
+    if stored not in {None, cluster}:
+        raise ConfigError(f"the offsets are of cluster {stored}, and these brokers are {cluster}: check --kafka")
+    new = identity.ask([topic]).known()[topic]
+    if new is None:
+        raise ConfigError(f"topic {topic!r} does not exist on these brokers: create it, or check --kafka")
+    count = identity.partitions([topic])[topic]
+    there = [each.partition for each in rows if each.partition.number < count]
+    logs = Watermarks(identity, committed=False).logs(there)  # open transactions are no end of the log
+    if missing := [str(each) for each in there if each not in logs]:
+        raise ConfigError(f"no broker answers for the log of {', '.join(missing)}: try again")
+    return new, logs
+
+
+def _lost_in_words(each: Acceptance) -> Iterator[str]:
+    (start, end), at = each.log, each.from_offset
+    if at < start:
+        yield f"{each.partition}: {start - at:,} offsets, {at} to {start - 1}, are given up (lost_range)"
+    elif at > end:
+        yield f"{each.partition}: the log ends at {end}: it has no offsets up to {at - 1} any more (lost_range)"
+    else:
+        yield f"{each.partition}: what was applied before {at} may not be what the log holds now"
+    yield f"{each.partition} continues at {each.to_offset}; its owner is fenced before its next commit"
+
+
+def _topic_in_words(each: Acceptance) -> str:
+    left_out = each.to_offset - each.log[0]
+    before = f"{left_out:,} records before it are left out (lost_range); " if left_out else ""
+    return (
+        f"{each.partition} continues at {each.to_offset} of the new topic; {before}what the earlier topic had from "
+        f"{each.from_offset} on is given up (lost_range)"
+    )

@@ -1,0 +1,69 @@
+"""Pausing and resuming a group: a plan that says what follows, and its execution as a compare-and-set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seekpoint.admin.by import By
+from seekpoint.admin.groups import known_group
+from seekpoint.errors import Fenced
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.admin_actions import set_paused
+from seekpoint.ledger.claim import refuse_forgotten
+from seekpoint.ledger.sql import admin as sql
+
+
+@dataclass(frozen=True, slots=True)
+class PausePlan:
+    """To pause a group (``paused``), or to resume it, as it was when the plan was made; ``consequences`` in words."""
+
+    group: str
+    paused: bool
+    was_paused: bool
+    paused_by: str | None
+    paused_reason: str | None
+    consequences: tuple[str, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.paused == self.was_paused
+
+
+def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
+    """Raises ConfigError for a group that the ledger does not know, GroupForgotten for one that was forgotten."""
+    with ledger.begin() as tx:
+        row = known_group(tx)
+        refuse_forgotten(row)
+        owned = sum(one.owner is not None for one in tx.execute(sql.READ))
+    return PausePlan(
+        ledger.group,
+        paused,
+        row.paused,
+        row.paused_by,
+        row.paused_reason,
+        tuple(_consequences(ledger, paused, row.paused_by, owned)),
+    )
+
+
+def apply_pause(ledger: Ledger, plan: PausePlan, by: By) -> None:
+    """Carry the plan out. Raises Fenced where the group was paused or resumed since it was made."""
+    with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
+        row = tx.execute(sql.LOCK_GROUP).one_or_none()
+        now = None if row is None else (row.paused, row.paused_by, row.paused_reason)
+        if now != (plan.was_paused, plan.paused_by, plan.paused_reason):
+            word = "gone" if row is None else f"paused by {row.paused_by}" if row.paused else "not paused"
+            raise Fenced(f"group {plan.group!r} is {word} since the plan was made: nothing was done; make another plan")
+        set_paused(tx, plan.paused, actor=by.actor, reason=by.reason)
+
+
+def _consequences(ledger: Ledger, paused: bool, by: str | None, owned: int) -> list[str]:
+    if paused:
+        return [
+            f"open batches are waited for, at most {ledger.limits.transaction_age:g} s; claims wait meanwhile",
+            f"the owners of {owned} partitions are fenced before their next commit, keep their partitions, and wait",
+        ]
+    found = ["workers claim their partitions again within seconds, and continue at the stored offsets"]
+    if by is not None and by.startswith("batch "):
+        found.append(f"the group was paused by {by}, which ends without writing if it still runs")
+    return found

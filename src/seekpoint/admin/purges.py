@@ -1,0 +1,107 @@
+"""Purging closed dead letters: a plan that counts them by state, and its execution."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from seekpoint.admin.by import By
+from seekpoint.admin.groups import known_group
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import purge as sql
+from seekpoint.ledger.sql.admin import LOCK_GROUP
+from seekpoint.ledger.sql.resets import OPEN_RUNS_OF_GROUP
+from seekpoint.records import State
+
+APPLIED = (State.REPLAYED,)
+"""States of records that were applied: nothing else needs their rows. A superseded one's record may yet be unread."""
+CLOSED = (*APPLIED, State.SUPERSEDED, State.DISCARDED, State.SKIPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class PurgePlan:
+    """To delete a group's dead letters in these ``states`` that were closed before ``before``.
+
+    ``counts`` are their numbers by state, ``kept`` those of other states that were closed before, too.
+    """
+
+    group: str
+    before: datetime
+    states: tuple[State, ...]
+    counts: Mapping[str, int]
+    kept: Mapping[str, int]
+    consequences: tuple[str, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.counts
+
+
+def plan_purge(ledger: Ledger, older_than: timedelta, states: Collection[State]) -> PurgePlan:
+    """Raises ConfigError for an unknown group, an open state, and an age that is negative or beyond the calendar.
+
+    Raises Fenced while a run of the group is open.
+    """
+    wanted = tuple(state for state in CLOSED if state in states)
+    if not wanted or len(wanted) != len(set(states)):
+        named = ", ".join(states) or "none"
+        raise ConfigError(f"only closed dead letters are purged: {', '.join(CLOSED)}; not {named}")
+    if older_than < timedelta(0):
+        raise ConfigError(f"dead letters are purged by their age, which is not negative: {older_than}")
+    with ledger.begin() as tx:
+        known_group(tx)
+        _require_no_run(tx)
+        try:
+            before = tx.execute(sql.CLOCK).scalar_one() - older_than
+        except OverflowError:
+            raise ConfigError(f"{older_than} ago is before the year 1: nothing is so old") from None
+        found = {row.state: int(row.n) for row in tx.execute(sql.COUNT_CLOSED, before=before)}
+    counts = {state: count for state, count in found.items() if state in wanted}
+    kept = {state: count for state, count in found.items() if state not in wanted}
+    return PurgePlan(ledger.group, before, wanted, counts, kept, tuple(_in_words(before, counts, kept)))
+
+
+def by_state(counts: Mapping[str, int]) -> str:
+    """``3 replayed, 1 superseded``."""
+    return ", ".join(f"{count:,} {state}" for state, count in counts.items())
+
+
+def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, int]) -> Iterator[str]:
+    if counts:
+        yield (
+            f"{sum(counts.values()):,} dead letters that were closed before {before:%F %T %Z} are deleted: "
+            f"{by_state(counts)}"
+        )
+    if State.DISCARDED in counts or State.SKIPPED in counts:
+        yield "without its row, a record that was discarded or skipped counts as applied"
+    if State.SUPERSEDED in counts:
+        yield "a superseded one's record is read again only once the position has passed it: look at it first"
+    if kept:
+        yield f"{by_state(kept)} stay: name their states with --state"
+
+
+def apply_purge(ledger: Ledger, plan: PurgePlan, by: By) -> dict[str, int]:
+    """Delete what is still closed, in one transaction. Returns how many there were, by state; raises Fenced."""
+    with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
+        tx.execute(LOCK_GROUP).one_or_none()  # no run begins before COMMIT
+        _require_no_run(tx)
+        rows = tx.execute(sql.DELETE_CLOSED, before=plan.before, states=list(plan.states))
+        deleted = {row.state: int(row.n) for row in rows}
+        if deleted:
+            said = f"{by.reason} ({by_state(deleted)}, closed before {plan.before:%F %T %Z})"
+            record_action(tx, "purge", actor=by.actor, reason=said)
+        return deleted
+
+
+def _require_no_run(tx: GroupConnection) -> None:
+    """Raise Fenced where a run may still look for the rows: it adds the records that were replayed since it began."""
+    if runs := tx.execute(OPEN_RUNS_OF_GROUP).all():
+        raise Fenced(
+            f"run {runs[0].id} ({runs[0].strategy}, {runs[0].state}) of group {tx.group!r} is open, and adds records "
+            "that were replayed since it began: purge dead letters after its end"
+        )

@@ -1,0 +1,78 @@
+"""Runs of reloads, batches and rebuilds, from the ledger's tables: what they are about, and how far they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.sql import status as sql
+from seekpoint.ledger.sql.reload_run import CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadStatus:
+    """A run: ``read`` of ``wanted`` offsets are staged. ``changed_at`` is its driver's last step."""
+
+    id: UUID
+    groups: tuple[str, ...]
+    tables: tuple[str, ...]
+    strategy: str
+    version_from: tuple[int, ...]
+    version_to: tuple[int, ...]
+    state: str
+    driver: str
+    actor: str
+    reason: str
+    error: str | None
+    opened_at: datetime
+    changed_at: datetime
+    read: int
+    wanted: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return self.state not in CLOSED
+
+    @property
+    def rate(self) -> float | None:
+        """Offsets a second that were staged since it was opened; None where nothing was."""
+        seconds = (self.changed_at - self.opened_at).total_seconds()
+        return self.read / seconds if self.read and seconds > 0 else None
+
+    @property
+    def left(self) -> timedelta | None:
+        """How long the rest takes at that rate; None where that is not known, or it stages nothing any more."""
+        if self.rate is None or self.state != "staging":
+            return None
+        return timedelta(seconds=max(0, self.wanted - self.read) / self.rate)
+
+
+def reloads(tx: SchemaConnection, is_open: bool, limit: int) -> list[ReloadStatus]:
+    """Runs, or those that are open, the newest first."""
+    return [_status(row) for row in tx.execute(sql.RUNS, only_open=is_open, most=limit)]
+
+
+def _status(row: Row[Any]) -> ReloadStatus:
+    return ReloadStatus(
+        row.id,
+        tuple(row.groups),
+        tuple(row.tables),
+        row.strategy,
+        tuple(row.version_from),
+        tuple(row.version_to),
+        row.state,
+        row.driver,
+        row.actor,
+        row.reason,
+        row.error,
+        row.opened_at,
+        row.changed_at,
+        row.read,
+        row.wanted,
+    )

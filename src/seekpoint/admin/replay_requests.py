@@ -1,0 +1,132 @@
+"""Requests for replays: stored by an operator, carried out by a running worker of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from seekpoint.admin.by import By
+from seekpoint.admin.groups import known_group
+from seekpoint.errors import ConfigError
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.dead_letters import DeadLetters, Where
+from seekpoint.ledger.sql import replay_request as sql
+from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, lean
+from seekpoint.worker.replay.preconditions import refused
+from seekpoint.worker.replay.replay import Planned
+from seekpoint.worker.replay.requests import MOST, SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRequest:
+    """A request as it is now: ``state`` is requested, started, done or failed; ``error`` says why it failed.
+
+    ``replayed`` were applied, ``failed`` failed again, ``refused`` were not open any more or come after another of
+    their key. ``version`` is the handler's that replays them, ``worker`` the process that has started it.
+    """
+
+    id: int
+    group: str
+    version: int
+    dead_letters: tuple[int, ...]
+    state: str
+    actor: str
+    reason: str
+    worker: UUID | None
+    replayed: int
+    failed: int
+    refused: int
+    error: str | None
+    requested_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no worker replays any more of it."""
+        return self.ended_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """To have a running worker of the group replay these dead letters; ``consequences`` in words.
+
+    Each ``refusal`` says why one would not be replayed. Followers of a key are replayed, too, where keys are in order.
+    """
+
+    group: str
+    version: int
+    planned: tuple[Planned, ...]
+    consequences: tuple[str, ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The dead letters to request, in order."""
+        return tuple(one.dead_letter.id for one in self.planned if one.refusal is None)
+
+    @property
+    def refused(self) -> list[Planned]:
+        """Those that would not be replayed."""
+        return [one for one in self.planned if one.refusal is not None]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.ids
+
+
+def plan_replay(ledger: Ledger, chosen: Chosen) -> ReplayPlan:
+    """Raises ConfigError for a group that the ledger does not know, and for an id that it does not have."""
+    with ledger.begin() as tx:
+        group = known_group(tx)
+        workers = tx.execute(sql.COUNT_WORKERS, its_version=group.version).scalar_one()
+    positions = {at.partition: at for at in ledger.read()}
+    planned = []
+    for one in map(lean, chosen_dead_letters(DeadLetters(ledger), chosen)):
+        refusal = refused(one, positions.get(one.at))
+        planned.append(Planned(one, None if refusal is None else refusal.reason))
+    return ReplayPlan(ledger.group, group.version, tuple(planned), tuple(_in_words(group, workers)))
+
+
+def _in_words(group: Row[Any], workers: int) -> Iterator[str]:
+    yield (
+        f"a running worker of version {group.version} replays them between its batches, at most {MOST}, or for "
+        f"{SECONDS:g} s, at a time"
+    )
+    if group.paused:
+        yield f"the group is paused by {group.paused_by}: no worker takes the request before it is resumed"
+    if not workers:
+        yield f"no worker of version {group.version} was seen in the last minute: the request waits until one starts"
+
+
+def request_replay(ledger: Ledger, chosen: Chosen, by: By) -> ReplayRequest:
+    """Store the request, and who made it. Raises ConfigError where no dead letter is meant, or an id is unknown."""
+    dead_letters = DeadLetters(ledger)
+    if isinstance(chosen, Where):
+        ids: Sequence[int] = [one.id for one in chosen_dead_letters(dead_letters, chosen)]
+    else:
+        ids = dead_letters.in_order([chosen] if isinstance(chosen, int) else chosen)
+    if not ids:
+        raise ConfigError("no open dead letters meet these conditions: there is nothing to request")
+    with ledger.begin() as tx:
+        parameters = {"its_dead_letters": ids, "its_actor": by.actor, "its_reason": by.reason}
+        found = tx.execute(sql.INSERT_REQUEST, **parameters).scalar_one()
+        said = f"request {found}, {len(ids):,} dead letter{'' if len(ids) == 1 else 's'}: {by.reason}"
+        record_action(tx, "request replay", actor=by.actor, reason=said)
+    return read_request(ledger, found)
+
+
+def read_request(ledger: Ledger, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
+    """The request as it is now. Raises ConfigError where the group has none of that id."""
+    with ledger.begin() as tx:
+        row = tx.execute(sql.GET_REQUEST, its_id=id).one_or_none()
+    if row is None:
+        raise ConfigError(f"group {ledger.group!r} has no replay request {id}")
+    values = row._asdict() | {"group": row.consumer_group, "dead_letters": tuple(row.dead_letters)}
+    return ReplayRequest(**{name: values[name] for name in ReplayRequest.__slots__})

@@ -1,0 +1,121 @@
+"""A reset as a plan: absolute offsets and directions, kept in a file, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+from seekpoint.errors import ConfigError
+from seekpoint.records import Partition
+
+FORMAT = 1  # of the file
+Direction = Literal["forward", "backward", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """One partition's part of a plan: from the position that was read to the absolute offset ``target``.
+
+    ``wanted`` differs from ``target`` where the log begins after it: ``[wanted, target)`` cannot be read any more.
+    ``direction`` is "none" where the partition is at its target; ``--to-current`` has "backward", since positions
+    advance until it is applied. ``last_reset`` is the id of the partition's last reset, as it is on record; ``log`` the
+    start and end of its log as the brokers answered, None where they were not asked. ``is_exact``: only if the position
+    is still ``position``.
+    """
+
+    topic: str
+    partition: int
+    topic_id: UUID
+    position: int
+    target: int
+    wanted: int
+    last_reset: int | None
+    log: tuple[int, int] | None
+    direction: Direction
+    is_exact: bool = False
+
+    @property
+    def at(self) -> Partition:
+        """The partition that is reset."""
+        return Partition(self.topic, self.partition)
+
+    @property
+    def gone(self) -> int:
+        """How many of the wanted offsets retention has removed from the log."""
+        return max(0, self.target - self.wanted)
+
+    @property
+    def is_past_end(self) -> bool:
+        """Whether the position was past the end of the log: the log was truncated."""
+        return self.log is not None and self.position > self.log[1]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPlan:
+    """A reset of a group's positions as absolute offsets, for :meth:`Admin.apply`; ``consequences`` in words.
+
+    It holds for the cluster and topics that it was made for, until one of its partitions is reset, or the group is
+    forgotten: ``last_forget`` is the id of the last time, as it is on record. The positions may
+    move on meanwhile: a forward target must not be passed, a backward one must lie before the position.
+    """
+
+    group: str
+    cluster_id: str | None
+    last_forget: int | None
+    target: str
+    made_at: datetime
+    resets: tuple[Reset, ...]
+    consequences: tuple[str, ...]
+    format: int = FORMAT
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.moves
+
+    @property
+    def moves(self) -> tuple[Reset, ...]:
+        """The partitions that are not at their target."""
+        return tuple(reset for reset in self.resets if reset.direction != "none")
+
+    @property
+    def needs_accept_loss(self) -> bool:
+        """Whether retention has removed wanted offsets: :meth:`Admin.apply` needs ``accept_loss=True``."""
+        return any(reset.gone for reset in self.moves)
+
+    def to_json(self) -> bytes:
+        """The plan for a file, as JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> ResetPlan:
+        """A plan that :meth:`to_json` has written. Raises ConfigError for anything else, or another format."""
+        try:
+            found = msgspec.json.decode(text, type=cls)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise ConfigError(f"this is no plan of `seekpoint offsets reset --out`: {error}") from None
+        if found.format != FORMAT:
+            raise ConfigError(f"the plan has format {found.format}, this version reads format {FORMAT}: make it again")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ResetDone:
+    """A partition that was reset: from the position under its lock to the target."""
+
+    partition: Partition
+    topic_id: UUID
+    from_offset: int
+    to_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """What became of a plan; ``refused`` has a sentence for each partition that was not reset, where others were."""
+
+    done: tuple[ResetDone, ...]
+    refused: tuple[str, ...] = ()

@@ -1,0 +1,258 @@
+"""Groups as operators look at them: positions, lag in records and in time, headroom, owners, stops and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from seekpoint.errors import KafkaUnavailable, StandbyRequired
+from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.ledger.claim import refuse_forgotten
+from seekpoint.ledger.positions import Position, position
+from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.sql import status as sql
+from seekpoint.records import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Who paused a group, and why."""
+
+    by: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker process, as it was seen last. One inside a long handler is not seen, and works."""
+
+    owner: UUID
+    host: str
+    pid: int
+    client_id: str | None
+    version: int
+    library: str
+    started_at: datetime
+    seen_at: datetime
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """One partition. ``end`` and ``lag`` (records) are the brokers' answer, or else of a sample of the last minutes.
+
+    ``lag`` is None, too, where the position is past ``end``. ``lag_seconds``, ``headroom`` (records from the log's
+    start to the position) and ``headroom_seconds`` are of the sample alone; None: not known.
+    """
+
+    position: Position
+    end: int | None
+    lag: int | None
+    lag_seconds: float | None
+    headroom: int | None
+    headroom_seconds: float | None
+    sampled_at: datetime | None
+    host: str | None
+    pid: int | None
+    dead_letters: int
+
+    @property
+    def is_past_end(self) -> bool:
+        """Whether the position is past the end of the log: nothing is read."""
+        return self.end is not None and self.lag is None and self.position.next_offset > self.end
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """One group: its partitions and workers. ``reload`` is an open one that workers of a newer version wait for."""
+
+    name: str
+    version: int
+    pause: Pause | None
+    partitions: tuple[PartitionStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    reload: StandbyRequired | None
+
+    def failures(self, *, max_lag: int | None = None, max_age: timedelta | None = None) -> list[str]:
+        """What a probe should report: a stop, a lag that is not known, or one that is over these limits."""
+        if not self.partitions:
+            return [f"{self.name}: no partition is stored"]
+        return [f"{self.name}: {each}" for at in self.partitions for each in _failures(at, max_lag, max_age)]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """One group in a line; ``lag`` and ``lag_seconds`` are None where one partition's is not known."""
+
+    name: str
+    version: int
+    pause: Pause | None
+    partitions: int
+    owned: int
+    stopped: int
+    workers: int
+    lag: int | None
+    lag_seconds: float | None
+    headroom: int | None
+    headroom_seconds: float | None
+    dead_letters: int
+    committed_at: datetime | None
+
+
+def summaries(tx: SchemaConnection) -> list[GroupSummary]:
+    """All groups, by name."""
+    return [
+        GroupSummary(
+            row.consumer_group,
+            row.version,
+            Pause(row.paused_by, row.paused_reason) if row.paused else None,
+            row.partitions,
+            row.owned,
+            row.stopped,
+            row.workers,
+            row.lag_records,
+            row.lag_seconds,
+            row.headroom_records,
+            row.headroom_seconds,
+            row.dead_letters,
+            row.committed_at,
+        )
+        for row in tx.execute(sql.GROUP_STATUS)
+    ]
+
+
+def names_of_all(tx: SchemaConnection) -> list[str]:
+    """The names of all groups that are not forgotten, in order."""
+    return [row.name for row in tx.execute(sql.GROUPS) if row.forgotten is None]
+
+
+def read(tx: SchemaConnection, names: Collection[str]) -> list[GroupStatus]:
+    """These groups, with the lag of their samples, all as of one moment. Raises GroupForgotten."""
+    wanted = [row for row in tx.execute(sql.GROUPS) if row.name in names]
+    for row in wanted:
+        refuse_forgotten(row)
+    asked = sorted(row.name for row in wanted)
+    logs = {(row.consumer_group, row.topic, row.partition): row for row in tx.execute(sql.LAG, names=asked)}
+    partitions = _by_group(asked, tx.execute(sql.POSITIONS, names=asked))
+    workers = _by_group(asked, tx.execute(sql.WORKERS, names=asked))
+    runs = tx.execute(sql.OPEN_RUNS).all()
+    return [
+        GroupStatus(
+            row.name,
+            row.version,
+            Pause(row.paused_by, row.paused_reason) if row.paused else None,
+            tuple(_partition(at, logs.get((row.name, at.topic, at.partition))) for at in partitions[row.name]),
+            tuple(_worker(at) for at in workers[row.name]),
+            next((found for run in runs if (found := _standby(run, row)) is not None), None),
+        )
+        for row in wanted
+    ]
+
+
+def _by_group(names: Collection[str], rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
+    found: dict[str, list[Row[Any]]] = {name: [] for name in names}
+    for row in rows:
+        found[row.consumer_group].append(row)
+    return found
+
+
+def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
+    at = position(row)
+    if log is None:  # stored since the lag was read
+        return PartitionStatus(at, None, None, None, None, None, None, None, None, 0)
+    return PartitionStatus(
+        at,
+        None if log.lag_records is None else log.log_end,
+        log.lag_records,
+        log.lag_seconds,
+        log.headroom_records,
+        log.headroom_seconds,
+        log.sampled_at,
+        log.host,
+        log.pid,
+        log.dead_letters,
+    )
+
+
+def _worker(row: Row[Any]) -> WorkerStatus:
+    who = (row.owner, row.host, row.pid, row.client_id, row.version, row.library)
+    return WorkerStatus(*who, row.started_at, row.seen_at, row.state)
+
+
+def _standby(run: Row[Any], group: Row[Any]) -> StandbyRequired | None:
+    """The run, if workers of this group wait for it."""
+    if group.name not in run.groups:
+        return None
+    version = run.version_to[run.groups.index(group.name)]
+    if version <= group.version:
+        return None
+    return StandbyRequired(group.name, version, run=run.id, state=run.state, driver=run.driver)
+
+
+class BrokersAway(str):
+    """A doubt: no broker answered, and ends and lag are as of the last samples."""
+
+    __slots__ = ()
+
+
+def ask_brokers(
+    groups: Sequence[GroupStatus], settings: Mapping[str, Any], timeout: float
+) -> tuple[list[GroupStatus], list[str]]:
+    """The groups with the logs' ends as the brokers answer now, of topics that are still the ones that were read.
+
+    And what is wrong with the others. Where no broker answers, they are as they were.
+    """
+    positions = [at.position for group in groups for at in group.partitions]
+    try:
+        identity = Identity(settings, timeout)
+        identity.cluster_id()  # brokers that do not answer are reported first
+        ids = identity.ask({at.partition.topic for at in positions}).known()
+        same = {at.partition for at in positions if ids[at.partition.topic] == at.topic_id}
+        watermarks = Watermarks(identity, committed=settings.get("isolation.level") != "read_uncommitted")
+        ends = watermarks.ends(sorted(same))
+    except KafkaUnavailable as error:
+        return list(groups), [BrokersAway(f"{error}; lag is as of the last sample")]
+    doubts = {}
+    for at in positions:
+        topic, now = at.partition.topic, ids[at.partition.topic]
+        if now is None:
+            doubts[topic] = f"topic {topic!r} does not exist on these brokers"
+        elif now != at.topic_id:
+            doubts[topic] = f"topic {topic!r} is not the one that was read: it was created again, or lives elsewhere"
+
+    def answered(at: PartitionStatus) -> PartitionStatus:
+        where: Partition = at.position.partition
+        if ids[where.topic] != at.position.topic_id:
+            return replace(at, end=None, lag=None)
+        end = ends[where].offset
+        return replace(at, end=end, lag=None if at.position.next_offset > end else end - at.position.next_offset)
+
+    return [replace(group, partitions=tuple(map(answered, group.partitions))) for group in groups], list(
+        doubts.values()
+    )
+
+
+def _failures(at: PartitionStatus, max_lag: int | None, max_age: timedelta | None) -> list[str]:
+    where, found = at.position.partition, []
+    if at.position.stop is not None:
+        found.append(f"{where} stopped at offset {at.position.stop.offset} ({at.position.stop.kind})")
+    if at.lag is None:
+        since = "no sample is stored" if at.sampled_at is None else f"the last sample is of {at.sampled_at:%H:%M:%S %Z}"
+        past = f"the position {at.position.next_offset} is past the end of the log" if at.is_past_end else since
+        found.append(f"{where}: the lag is not known: {past}")
+    elif max_lag is not None and at.lag > max_lag:
+        found.append(f"{where}: a lag of {at.lag:,} records, over {max_lag:,}")
+    if max_age is not None and at.lag != 0:
+        if at.lag_seconds is not None and at.lag_seconds > max_age.total_seconds():
+            found.append(
+                f"{where}: the next record is {at.lag_seconds:,.0f} s old, over {max_age.total_seconds():,.0f} s"
+            )
+        elif at.lag_seconds is None and at.lag is not None:
+            found.append(f"{where}: how old its next record is, is not known")
+    return found

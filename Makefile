@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: help setup demo demo-poison demo-reload test check chaos properties bench docs site site-check mutants lock clean
+.PHONY: help setup cargo browser native native-test fuzz-native prometheus monitoring operators demo demo-poison demo-reload test check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -10,10 +10,14 @@ SPARK := .venv/spark
 DEMO := $(BIN)/python -m demo
 DOCS := .venv/docs
 SITE := build/site
+WHEELS := build/native
 
 ROUNDS ?= 20
 EXAMPLES ?= 2000
+CASES ?= 1000000
 RELOADS ?= 5
+PLANS ?= 200
+KILLS ?= 20
 SEED ?= $(shell date +%s)
 
 help:  ## this list
@@ -41,10 +45,30 @@ $(SPARK): $(READY)
 	$(UV) pip install --quiet --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
 	touch $(SPARK)
 
-# Sphinx, and what drives a browser: for the site, and for the type checker that reads its scripts.
+# Sphinx, and what drives a browser: for the site, the console's tests, and the type checker that reads them.
 $(DOCS): $(READY) requirements-docs.lock
 	$(UV) pip install --quiet --no-deps --require-hashes -r requirements-docs.lock
 	touch $(DOCS)
+
+cargo:
+	@command -v cargo > /dev/null || { echo "cargo is needed, of Rust 1.87 or newer: https://rustup.rs"; exit 1; }
+
+# An optional wheel: nothing here needs it, and only this needs cargo. `make setup` removes it where the lock has changed.
+native: cargo $(READY)  ## build and install seekpoint-native, the compiled part: needs cargo (Rust 1.87 or newer)
+	$(UV) pip install --quiet --no-deps --require-hashes -r native/requirements.lock
+	rm -rf $(WHEELS)
+	$(BIN)/maturin build --quiet --release --manifest-path native/Cargo.toml --interpreter $(BIN)/python --out $(WHEELS)
+	$(UV) pip install --quiet --no-deps --reinstall $(WHEELS)/*.whl
+	SEEKPOINT_NATIVE=1 $(BIN)/seekpoint --version
+
+native-test: native  ## build and install the compiled part, then its tests and those of the sinks with it
+	SEEKPOINT_NATIVE=1 SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup \
+	  tests/native tests/unit/test_native.py tests/postgres/test_append.py tests/postgres/test_upsert.py \
+	  tests/postgres/test_write_strategies.py tests/postgres/test_copy_text.py tests/postgres/test_value_types.py \
+	  tests/postgres/test_row_security.py tests/kafka/test_odd_records.py tests/kafka/test_failing_streams.py $(ARGS)
+
+fuzz-native: native  ## compare the compiled part with msgspec and psycopg, byte by byte: make fuzz-native CASES=1000000 SEED=7
+	SEEKPOINT_NATIVE=1 SEEKPOINT_FUZZ_CASES=$(CASES) SEED=$(SEED) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -q -s tests/native/test_fuzz.py
 
 demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice
 	$(DEMO) demo $(ARGS)
@@ -67,14 +91,14 @@ check: $(SPARK) $(DOCS)  ## style, types, layers, and migrations that equal the 
 	$(BIN)/lint-imports
 	CI=true $(BIN)/pytest -q tests/migrations/test_metadata.py
 
-chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7
-	$(BIN)/python tests/chaos/worker/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7 NATIVE=text
+	$(if $(NATIVE),SEEKPOINT_NATIVE=1 )$(BIN)/python tests/chaos/worker/run.py --rounds $(ROUNDS) --seed $(SEED) $(if $(NATIVE),--native $(NATIVE)) $(ARGS)
 	$(if $(filter-out 0,$(RELOADS)),$(BIN)/python tests/chaos/reload/reloads.py --rounds $(RELOADS) --seed $(SEED))
 
 properties: $(SPARK)  ## every write strategy against a plain model: make properties EXAMPLES=20000
 	SEEKPOINT_EXAMPLES=$(EXAMPLES) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --timeout 0 tests/postgres/test_write_strategies.py $(ARGS)
 
-mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
+mutants: $(SPARK) $(DOCS)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 bench: $(SPARK)  ## every question, next to the floor: hours; make bench QUICK=1: the core, in under three minutes
@@ -83,6 +107,20 @@ bench: $(SPARK)  ## every question, next to the floor: hours; make bench QUICK=1
 docs: site  ## build the site, run every code block of README and docs; list words that the glossary has a term for
 	$(BIN)/python tests/words.py
 	$(BIN)/pytest tests/docs $(ARGS)
+
+# Debian's package, unpacked: nothing is installed. Where there is no apt, promtool and prometheus of the path are used.
+prometheus:
+	mkdir -p .venv/prometheus
+	command -v prometheus promtool > /dev/null || test -x .venv/prometheus/root/usr/bin/promtool || { cd .venv/prometheus && \
+	  apt-get download prometheus && dpkg -x prometheus_*.deb root; }
+
+monitoring: $(READY) prometheus  ## the alerts by promtool's rule tests, the dashboard's queries on a real Prometheus (Debian's package, unpacked)
+	SEEKPOINT_REQUIRE_MONITORING=1 SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -q tests/monitoring $(ARGS)
+
+operators: $(READY) prometheus  ## random plans under load, killed workers, mirror and alerts: make operators PLANS=200 KILLS=20 SEED=7
+	SEEKPOINT_OPERATORS_REPORT=operators-report.json SEEKPOINT_PLANS=$(PLANS) SEEKPOINT_KILLS=$(KILLS) SEED=$(SEED) \
+	  SEEKPOINT_REQUIRE_MONITORING=1 SEEKPOINT_REQUIRE_SERVERS=1 SEEKPOINT_REQUIRE_KAFKA_TOOLS=1 $(BIN)/pytest -q -s --timeout 1800 \
+	  tests/kafka/operators tests/kafka/test_worker_processes.py tests/monitoring/test_rules.py $(ARGS)
 
 # All of it is built again: Sphinx warns only of what it reads, and leaves pages that are no more.
 site: $(SPARK) $(DOCS)  ## build the site in build/site/html: a warning is an error, and so is a reference that leads nowhere
@@ -94,15 +132,27 @@ site: $(SPARK) $(DOCS)  ## build the site in build/site/html: a warning is an er
 site-check: site  ## open every page of the site in Chromium: no error, no broken link, no request to another host
 	$(BIN)/python docs/site/check.py $(SITE)/html $(ARGS)
 
+browser: $(DOCS)
+	@$(BIN)/python docs/site/browsing.py
+
+ui-test: browser $(SPARK)  ## the console in Chromium, on real servers: live, keyboard, no JavaScript, axe-core (Debian: chromium)
+	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -q tests/ui $(ARGS)
+
+ui-screenshots: browser  ## take the screenshots of the docs, from the console of seekpoint dev --demo under load
+	$(BIN)/python docs/site/screenshots.py docs/assets
+
 # Beside what pyproject.toml names: uv itself, what hatchling asks for when it installs a checkout, and what builds
 # pyspark.
-lock: $(SPARK)  ## resolve all dependencies: requirements.lock, requirements-docs.lock, and the broker's jars
+lock: $(SPARK)  ## resolve all dependencies: requirements.lock, requirements-docs.lock, maturin's, and the broker's jars
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
-	  --extra cli --extra testing --extra dev --extra registry --extra arrow --extra spark --extra delta --group test --group check --group demo --output-file requirements.lock pyproject.toml -
+	  --extra cli --extra testing --extra dev --extra registry --extra arrow --extra spark --extra prometheus --extra otel --extra web --extra delta --group test --group check --group demo --output-file requirements.lock pyproject.toml -
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --fork-strategy fewest \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
-	  --constraints requirements.lock --group docs --output-file requirements-docs.lock
+	  --constraints requirements.lock --group docs --group ui --output-file requirements-docs.lock
+	printf 'maturin\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
+	  --output-file native/requirements.lock -
 	$(BIN)/python -m seekpoint.testing.servers.jars > .venv/kafka-jars.lock
 	mv .venv/kafka-jars.lock src/seekpoint/testing/servers/kafka-jars.lock
 

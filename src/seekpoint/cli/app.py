@@ -9,22 +9,56 @@ from typing import Annotated
 
 import typer
 
-from seekpoint.cli import batch, db, dead_letters, dev, errors, explain, export, reload, run, status, verify
+from seekpoint.cli import (
+    batch,
+    db,
+    dead_letters,
+    dev,
+    doctor,
+    errors,
+    explain,
+    export,
+    exporter,
+    groups,
+    kafka_offsets,
+    losses,
+    offsets,
+    reload,
+    reprocess,
+    run,
+    status,
+    ui,
+    verify,
+)
+from seekpoint.sinks.native import STATE
 
 app = typer.Typer(
     name="seekpoint",
-    help="Kafka to Postgres, effectively exactly once. Exit codes: 0 well, 1 failed, 2 wrong usage, 130 aborted.",
+    help=(
+        "Kafka to Postgres, effectively exactly once. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, "
+        "3 servers away, 130 aborted."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.add_typer(db.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("run", no_args_is_help=True)(run.run)
-app.command("status", no_args_is_help=True)(status.status)
+app.command("status")(status.status)
+app.add_typer(groups.app, name="groups")
+offsets.app.command("import", no_args_is_help=True)(kafka_offsets.import_offsets)
+offsets.app.command("mirror", no_args_is_help=True)(kafka_offsets.mirror_offsets)
+app.add_typer(offsets.app, name="offsets")
+app.add_typer(losses.lost, name="lost")
+app.add_typer(losses.topics, name="topics")
+app.command("doctor")(doctor.doctor)
+app.command("ui")(ui.ui)
 app.add_typer(reload.app, name="reload")
+app.command("reprocess", no_args_is_help=True)(reprocess.reprocess)
 app.command("verify", no_args_is_help=True)(verify.verify)
 app.command("batch", no_args_is_help=True)(batch.batch)
 app.command("export", no_args_is_help=True)(export.export)
+app.command("exporter")(exporter.exporter)
 app.command("explain", no_args_is_help=True)(explain.explain)
 app.add_typer(dev.app, name="dev")
 
@@ -49,7 +83,7 @@ _join_lines(app)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"seekpoint {version('seekpoint')}")
+        typer.echo(f"seekpoint {version('seekpoint')} (native: {STATE})")
         raise typer.Exit
 
 

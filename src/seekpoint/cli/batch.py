@@ -13,10 +13,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import terminable
+from seekpoint.cli.job_output import left_open
 from seekpoint.cli.options import Actor, AsJson, ServerOptions, SparkOptions, command
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown
-from seekpoint.cli.run_output import left_open
 from seekpoint.errors import SeekpointError
 from seekpoint.jobs.batch import BatchDone, BatchJob
 from seekpoint.jobs.run import this_driver

@@ -1,7 +1,7 @@
-"""``seekpoint db``: bring the ledger's schema up, print its SQL, check it, hand it to the host's Alembic.
+"""``seekpoint db``: upgrade the ledger's schema, print its SQL and its roles, check it, hand it to the host's Alembic.
 
-Exit codes: 0 when all is well; 1 when the database is not as this library needs it, or cannot be reached; 2 when
-the command was wrong. A password is never printed.
+Exit codes: 0 when all is well; 1 when the database is not as this library needs it; 2 when the command was wrong; 3
+when the database cannot be reached. A password is never printed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from seekpoint.cli.errors import explained
 from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, command, one_off_engine
 from seekpoint.cli.output import answer
 from seekpoint.errors import ConfigError
+from seekpoint.ledger.role_script import role_script
+from seekpoint.ledger.roles import COLUMNS, ON_DATABASE, RIGHTS, Role
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(
-    help="The ledger's tables: upgrade, downgrade, sql, check, revision.",
+    help="The ledger's tables: upgrade, downgrade, sql, check, revision; and its roles.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
@@ -68,6 +70,51 @@ def downgrade(
 def sql(schema: Schema = DEFAULT_SCHEMA, since: Since = ledger_schema.BASE) -> None:
     """Print what `upgrade` would run, as plain SQL in one transaction; needs no database."""
     typer.echo(ledger_schema.sql(schema=schema, since=since), nl=False)
+
+
+@app.command()
+@command
+def roles(
+    *,
+    owner: Annotated[str, typer.Option(metavar="ROLE", help="Owns and migrates the tables.")] = "seekpoint_owner",
+    writer: Annotated[str, typer.Option(metavar="ROLE", help="Runs workers.")] = "seekpoint_writer",
+    operator: Annotated[str, typer.Option(metavar="ROLE", help="Pauses and resets groups.")] = "seekpoint_operator",
+    reader: Annotated[str, typer.Option(metavar="ROLE", help="For dashboards and the exporter.")] = "seekpoint_reader",
+    stager: Annotated[str, typer.Option(metavar="ROLE", help="Runs reloads and exports.")] = "seekpoint_stager",
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="A table that pipelines write; may be repeated.")
+    ] = None,
+    schema: Schema = DEFAULT_SCHEMA,
+    _sql: Annotated[bool, typer.Option("--sql", help="Print SQL, which is the default.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print SQL that creates the ledger's roles, and grants each what it needs and no more; needs no database.
+
+    Run it after `upgrade`, and again after each one: it can be repeated, and revokes what a role has too much. With
+    --json, the rights by role and table.
+    """
+    names = {
+        Role.OWNER: owner,
+        Role.WRITER: writer,
+        Role.OPERATOR: operator,
+        Role.READER: reader,
+        Role.STAGER: stager,
+    }
+    script = role_script(schema=schema, names=names, targets=table or ())
+    if not as_json:
+        typer.echo(script, nl=False)
+        return
+    found = [
+        {
+            "role": role,
+            "name": names[role],
+            "tables": RIGHTS.get(role),
+            "columns": COLUMNS.get(role, {}),
+            "database": ON_DATABASE.get(role, ()),
+        }
+        for role in Role
+    ]
+    answer({"schema": schema, "roles": found}, as_json=True)
 
 
 @app.command()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import codecs
 import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
 
-from seekpoint.admin import Planned, portable
+from seekpoint import remedies
+from seekpoint.admin import DeadLetterCause, Planned, portable
 from seekpoint.cli.errors import masked, plain
 from seekpoint.cli.output import cut, field, moment, print_table
 from seekpoint.ledger.dead_letters import DeadLetter, name_bytes
 from seekpoint.records import State, utc
 
+NOTHING = "no open dead letters meet these conditions: there is nothing to do"
 SHOWN = 2048  # bytes of a value that are shown without `--full`
 NUMERIC = frozenset({"id", "partition", "offset", "tried", "replays"})
 PLACE = ("id", "topic", "partition", "offset", "state")
@@ -24,6 +27,12 @@ def as_line(dead_letter: DeadLetter, group: str, *leave_out: str) -> dict[str, A
     found = portable(dead_letter, group)
     found |= {name: masked(found[name]) for name in _ERRORS if found[name] is not None}
     return {name: value for name, value in found.items() if name not in leave_out}
+
+
+def as_cause(one: DeadLetterCause, group: str) -> dict[str, Any]:
+    """The dead letters of one cause, for machines; no password that an error may quote."""
+    times = {"first_at": one.first_at.isoformat(), "last_at": one.last_at.isoformat()}
+    return asdict(one) | times | {"topics": list(one.topics), "error": masked(one.error), "group": group}
 
 
 def as_place(dead_letter: DeadLetter, **more: Any) -> dict[str, Any]:
@@ -49,6 +58,19 @@ def print_list(group: str, dead_letters: Iterable[DeadLetter]) -> None:
         for one in dead_letters
     )
     print_table(f"dead letters of {group}", columns, rows, numeric=NUMERIC)
+
+
+def print_causes(group: str, causes: Iterable[DeadLetterCause]) -> None:
+    """How many dead letters of the group failed in each way, one way per line."""
+    columns = ("count", "cause", "exception", "line", "first at", "last at", "first id", "one of the errors")
+    rows = (
+        (
+            *(one.count, one.cause, one.exception or "", one.error_line or ""),
+            *(moment(one.first_at), moment(one.last_at), one.first_id, cut(one.error)),
+        )
+        for one in causes
+    )
+    print_table(f"dead letters of {group} by cause", columns, rows, numeric=frozenset({"count", "first id"}))
 
 
 def print_plan(plan: Iterable[Planned]) -> None:
@@ -82,6 +104,8 @@ def shown(dead_letter: DeadLetter, group: str, *, full: bool) -> Iterator[str]:
         "kept", f"{moment(dead_letter.dead_lettered_at)} by process {dead_letter.dead_lettered_by or 'unknown'}"
     )
     yield field("error", masked(dead_letter.error))
+    if dead_letter.error_line is not None:
+        yield field("line", dead_letter.error_line)
     yield from _block(dead_letter.traceback)
     if dead_letter.replays:
         yield field("replays", f"{dead_letter.replays}, the last one at {moment(dead_letter.replayed_at)}")
@@ -97,7 +121,10 @@ def shown(dead_letter: DeadLetter, group: str, *, full: bool) -> Iterator[str]:
 def choices(dead_letter: DeadLetter, group: str, first: DeadLetter | None) -> Iterator[str]:
     """What can be done about it, as lines; ``first`` is the first open dead letter of its key."""
     name = shlex.quote(group)
-    back = f"reset the partition to offset {dead_letter.offset}: what comes after it is read again, too"
+    back = (
+        f"reset the partition to offset {dead_letter.offset}, and what comes after it is read again, too: "
+        f"{remedies.reset_to(group, dead_letter.at, dead_letter.offset)}"
+    )
     match dead_letter.state:
         case State.DEAD_LETTERED | State.BLOCKED:
             if first is not None and first.id != dead_letter.id and dead_letter.state is State.BLOCKED:

@@ -1,7 +1,7 @@
 """``seekpoint dead-letters``: records that were passed and not applied, and what is done about them.
 
-Exit codes: 0 where all that was meant is done (or would be); 1 where some failed again or were refused, and where
-the database cannot be reached; 2 where the command, its configuration or the pipeline is wrong.
+Exit codes: 0 where all that was meant is done (or would be); 1 where some failed again or were refused; 2 where the
+command, its configuration or the pipeline is wrong; 3 where the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -18,12 +18,47 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from sqlalchemy import Engine
 
-from seekpoint.admin import Chosen, DeadLetterAdmin, DeadLetterReplay, Discarded, Planned, Summary, Where, group_of
-from seekpoint.cli.dead_letter_output import as_line, as_place, choices, print_list, print_plan, shown
+from seekpoint.admin import (
+    Admin,
+    Chosen,
+    DeadLetterAdmin,
+    DeadLetterReplay,
+    Discarded,
+    Planned,
+    ReplayRequest,
+    Summary,
+    Where,
+    group_of,
+)
+from seekpoint.admin.purges import APPLIED, by_state
+from seekpoint.cli.dead_letter_output import (
+    NOTHING,
+    as_cause,
+    as_line,
+    as_place,
+    choices,
+    print_causes,
+    print_list,
+    print_plan,
+    shown,
+)
 from seekpoint.cli.errors import FAILED, masked
-from seekpoint.cli.options import Actor, DatabaseOptions, LedgerOptions, command, since
-from seekpoint.cli.output import answer, cut, numbered
-from seekpoint.cli.run import Target
+from seekpoint.cli.options import (
+    Actor,
+    Apply,
+    DatabaseOptions,
+    Group,
+    LedgerOptions,
+    Yes,
+    ago,
+    at_terminal,
+    command,
+    confirm,
+    require_reason,
+    since,
+)
+from seekpoint.cli.output import answer, cut, moment, numbered
+from seekpoint.cli.replay_requests import follow, print_request, request_by_worker
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.dead_letters import OPEN, DeadLetter
@@ -32,13 +67,11 @@ from seekpoint.records import Cause, State, notes
 from seekpoint.worker.import_by_name import load_pipeline
 
 app = typer.Typer(
-    help="Records that were passed and not applied: list, show, replay, discard, export.",
+    help="Records that were passed and not applied: list, show, replay, discard, export, purge.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
 
-Group = Annotated[str, typer.Argument(help="The group's name, as the pipeline declares it.")]
-NOTHING = "no open dead letters meet these conditions: there is nothing to do"
 _UNLISTED = ("value", "traceback", "replay_traceback")
 
 
@@ -50,7 +83,6 @@ Ids = Annotated[
     list[int] | None, typer.Argument(metavar="ID...", help="Dead letters, by their ids.", min=1, max=LARGEST_BIGINT)
 ]
 All = Annotated[bool, typer.Option("--all", help="All open ones that meet the conditions below.")]
-Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without it, show what would be done.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +101,13 @@ class Filters:
         ),
     ] = None
     error: Annotated[str | None, typer.Option("--error", help="Only those whose error has this in it.")] = None
+    exception: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Only those of this exception, as --by-cause shows it.")
+    ] = None
+    line: Annotated[
+        str | None,
+        typer.Option(metavar="'FILE:N in NAME'", help="Only those from this line, as --by-cause shows it."),
+    ] = None
 
     @property
     def is_empty(self) -> bool:
@@ -83,6 +122,8 @@ class Filters:
             states=_states(getattr(self, "state", None) or ()),
             cause=self.cause,
             error=self.error,
+            exception=self.exception,
+            error_line=self.line,
             since=None if self.since is None else since(self.since),
         )
 
@@ -136,14 +177,24 @@ def list_dead_letters(
     ledger: LedgerOptions,
     filters: StateFilters,
     limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
+    by_cause: Annotated[
+        bool, typer.Option("--by-cause", help="Count them by exception and line of your code instead; most first.")
+    ] = False,
 ) -> None:
     """List a group's dead letters in the order of topic, partition and offset; by default those that are open."""
+    none = f"{group}: no dead letters{'' if filters.is_empty else ' meet these conditions'}"
+    if by_cause:
+        causes = _dead_letters(ledger, group).by_cause(filters.where())
+        if causes and not ledger.as_json:
+            print_causes(group, causes)
+        else:
+            answer([as_cause(one, group) for one in causes], none, as_json=ledger.as_json)
+        return
     found = list(_dead_letters(ledger, group).list(filters.where(), limit=limit + 1))
     is_cut, found = len(found) > limit, found[:limit]
     if found and not ledger.as_json:
         print_list(group, found)
     else:
-        none = f"{group}: no dead letters{'' if filters.is_empty else ' meet these conditions'}"
         answer([as_line(one, group, *_UNLISTED) for one in found], none, as_json=ledger.as_json)
     if is_cut:
         typer.echo(f"these are the first {limit}; --limit shows more", err=True)
@@ -175,34 +226,90 @@ def show(
 @app.command()
 @command
 def replay(
-    target: Target,
+    target: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:NAME", help="Pipeline, Worker, or a function that returns one; or a group."),
+    ],
     ids: Ids = None,
     *,
     ledger: LedgerOptions,
     everything: All = False,
     filters: Filters,
+    by_worker: Annotated[
+        bool,
+        typer.Option("--by-worker", help="Name the group: one of its running workers replays them, between batches."),
+    ] = False,
+    wait: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --by-worker: wait so long for its end: 30s, 5m.")
+    ] = None,
     apply: Apply = False,
-    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "replay",
+    yes: Yes = False,
+    reason: Annotated[
+        str | None,
+        typer.Option(help="Why, for the record; needed with --by-worker --apply.", show_default="replay"),
+    ] = None,
     actor: Actor = None,
     while_paused: Annotated[bool, typer.Option("--while-paused", help="Though the group is paused.")] = False,
 ) -> None:
     """Put dead letters through their pipeline's own codecs, sinks and handler; each is applied once, and closed.
 
-    Exits with 1 if some failed again or were refused: they stay open, with the new error beside the old one.
+    With --by-worker a running worker of the group does it, so that the pipeline's code is not needed here. At a
+    terminal, --apply with --all asks, with their number. Exits with 1 if some failed again or were refused: they stay
+    open, with the new error beside the old one; and where --wait is over before the worker has ended it.
     """
+    chosen = filters.chosen(ids, everything)
+    seconds = None if wait is None else ago(wait, "--wait").total_seconds()
+    if by_worker and while_paused:
+        raise ConfigError("a worker replays nothing while its group is paused: leave --while-paused out")
+    if wait is not None and not by_worker:
+        raise ConfigError("--wait is for --by-worker: without it, the command itself replays them")
+    is_sure = yes or not everything
+    if not by_worker:
+        job = _replay_of(target, ids or (), ledger, actor, while_paused=while_paused)
+        _replay_here(job, chosen, reason or "replay", apply=apply, is_sure=is_sure, as_json=ledger.as_json)
+        return
+    admin = Admin(ledger.engine(), schema=ledger.schema)
+    made = request_by_worker(
+        admin,
+        target,
+        chosen,
+        apply=apply,
+        is_sure=is_sure,
+        reason=reason,
+        actor=actor,
+        as_json=ledger.as_json,
+    )
+    if made is not None:
+        request, refused = made
+        _show_request(admin, request, seconds, refused=refused, as_json=ledger.as_json)
+
+
+def _replay_of(
+    target: str, ids: Sequence[int], ledger: LedgerOptions, actor: str | None, *, while_paused: bool
+) -> DeadLetterReplay:
+    """Raises ConfigError for the dead letter of another group than the pipeline's."""
+    if ":" not in target:
+        raise ConfigError(f"{target!r} is not MODULE:NAME; for a group's name add --by-worker: its workers replay")
     pipeline = load_pipeline(target, from_here=True)  # of a Worker its pipeline: the database is an option here
     engine = ledger.engine()
-    job = DeadLetterReplay(pipeline, engine, schema=ledger.schema, actor=actor, while_paused=while_paused)
-    chosen = filters.chosen(ids, everything)
-    for one in ids or ():
+    for one in ids:
         if (group := group_of(engine, one, schema=ledger.schema)) != pipeline.group:
             raise ConfigError(
                 f"dead letter {one} is of group {group!r}, and {pipeline} is not its pipeline: name the one of "
                 f"{group!r}"
             )
+    return DeadLetterReplay(pipeline, engine, schema=ledger.schema, actor=actor, while_paused=while_paused)
+
+
+def _replay_here(
+    job: DeadLetterReplay, chosen: Chosen, reason: str, *, apply: bool, is_sure: bool, as_json: bool
+) -> None:
     if not apply:
-        _print_plan(job.plan(chosen), as_json=ledger.as_json)
+        _print_plan(job.plan(chosen), as_json=as_json)
         return
+    if not is_sure and at_terminal():
+        count = sum(one.refusal is None for one in job.plan(chosen))
+        confirm(f"replay {numbered(count, 'dead letter')} of {job.pipeline.group}?")
     with _bar("replaying") as (bar, task):
         try:
             summary = job.replay_all(
@@ -212,7 +319,36 @@ def replay(
             )
         except KeyboardInterrupt as aborted:
             raise KeyboardInterrupt(*notes(aborted)) from None
-    _print_summary(summary, as_json=ledger.as_json)
+    _print_summary(summary, as_json=as_json)
+
+
+@app.command("replay-request", no_args_is_help=True)
+@command
+def replay_request(
+    group: Group,
+    id: Annotated[int, typer.Argument(metavar="ID", min=1, max=LARGEST_BIGINT)],  # noqa: A002 -- the column's name
+    *,
+    ledger: LedgerOptions,
+    wait: Annotated[str | None, typer.Option(metavar="TIME", help="Wait so long for its end: 30s, 5m.")] = None,
+) -> None:
+    """Show how a request of `replay --by-worker` is: its state, and how many were replayed, failed again, refused.
+
+    With --wait, exits with 1 where it fails, or some of its dead letters do, or it has not ended by then.
+    """
+    seconds = None if wait is None else ago(wait, "--wait").total_seconds()
+    admin = Admin(ledger.engine(), schema=ledger.schema)
+    _show_request(admin, admin.replay_request(group, id), seconds, as_json=ledger.as_json)
+
+
+def _show_request(
+    admin: Admin, request: ReplayRequest, seconds: float | None, *, refused: Sequence[Planned] = (), as_json: bool
+) -> None:
+    """Print how it is; with ``seconds``, when it has ended, or they are over. ``refused`` are no part of it."""
+    if seconds is not None:
+        typer.echo(f"waiting for request {request.id}", err=True)  # Ctrl-C ends the wait, and not the request
+        with _bar("replaying") as (bar, task):
+            request = follow(admin, request, seconds, lambda done, total: bar.update(task, completed=done, total=total))
+    print_request(request, refused, is_awaited=seconds is not None, as_json=as_json)
 
 
 @app.command()
@@ -221,30 +357,34 @@ def discard(
     ids: Ids = None,
     *,
     ledger: LedgerOptions,
-    reason: Annotated[str, typer.Option(help="Why the records are given up.")],
+    reason: Annotated[str | None, typer.Option(help="Why the records are given up; needed with --apply.")] = None,
     everything: All = False,
     group: Annotated[str | None, typer.Option(help="With --all: of this group.")] = None,
     filters: Filters,
     apply: Apply = False,
+    yes: Yes = False,
     actor: Actor = None,
 ) -> None:
     """Close dead letters without applying their records: the rows stay, with who gave them up and why.
 
-    Exits with 1 if some were refused, because they were not open any more.
+    At a terminal, --apply with --all asks, with their number. Exits with 1 if some were refused, because they were not
+    open any more.
     """
     engine = ledger.engine()
     chosen = filters.chosen(ids, everything)
     if everything and group is None:
         raise ConfigError("--all needs --group: the group whose dead letters are meant")
-    if not reason.strip():
-        raise ConfigError("a record is given up for a reason: say which with --reason")
+    require_reason(apply, reason)
+    if apply and everything and not yes and group is not None and at_terminal():
+        count = len(DeadLetterAdmin(engine, group, schema=ledger.schema).plan_discard(chosen))
+        confirm(f"discard {numbered(count, 'dead letter')} of {group}?")
     done: list[Discarded] = []
     with _bar("discarding") as (bar, task):
         for name, mine in _by_group(engine, ledger.schema, group, chosen).items():
             known_group(engine, name, ledger.schema)
             dead_letters = DeadLetterAdmin(engine, name, schema=ledger.schema, actor=actor)
             if apply:
-                done += dead_letters.discard(mine, reason=reason, progress=lambda _: bar.advance(task))
+                done += dead_letters.discard(mine, reason=reason or "", progress=lambda _: bar.advance(task))
             else:
                 done += dead_letters.plan_discard(mine)
     _print_discarded(done, apply=apply, as_json=ledger.as_json)
@@ -280,6 +420,42 @@ def export(
     except OSError as failed:
         raise ConfigError(f"{output} cannot be written: {failed.strerror}") from None
     typer.echo(f"{numbered(count, 'dead letter')} in {output}", err=True)
+
+
+@app.command(no_args_is_help=True)
+@command
+def purge(
+    group: Group,
+    *,
+    ledger: LedgerOptions,
+    older_than: Annotated[str, typer.Option(metavar="AGE", help="Closed longer ago: 12h, 30d.")],
+    state: Annotated[
+        list[State] | None,
+        typer.Option("--state", help="In this state; repeat it. Default: replayed."),
+    ] = None,
+    apply: Apply = False,
+    reason: Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")] = None,
+    actor: Actor = None,
+) -> None:
+    """Delete dead letters that were closed long ago, whose records were replayed; never open ones.
+
+    Others stay, unless --state names them: the rows of discarded or skipped ones record that they were not applied, and
+    the record of a superseded one may not have been read again yet.
+    Without --apply they are counted by state, and nothing is done.
+    """
+    require_reason(apply, reason)
+    admin = Admin(ledger.engine(), schema=ledger.schema)
+    plan = admin.plan_purge(group, ago(older_than, "--older-than"), state or APPLIED)
+    deleted = admin.apply(plan, reason=reason or "", actor=actor) if apply and not plan.is_done else None
+    notes = [f"  - {each}" for each in plan.consequences]
+    if deleted is not None:
+        said = f": {by_state(deleted)}" if deleted else ""
+        lines = [f"{group}: deleted {numbered(sum(deleted.values()), 'dead letter')}{said}"]
+    elif plan.is_done:
+        lines = [f"{group}: none was closed before {moment(plan.before)}; nothing to do", *notes]
+    else:
+        lines = [f"would purge {group}:", *notes, "dry run; --apply does it"]
+    answer(asdict(plan) | {"applied": deleted is not None, "deleted": deleted}, *lines, as_json=ledger.as_json)
 
 
 # -- inside -----------------------------------------------------------------------------------------------

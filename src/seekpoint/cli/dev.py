@@ -7,9 +7,10 @@ import shlex
 import signal
 import sys
 import threading
+import webbrowser
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -33,7 +34,7 @@ from seekpoint.cli.options import (
 )
 from seekpoint.cli.output import answer, numbered, print_table
 from seekpoint.errors import ConfigError, KafkaUnavailable
-from seekpoint.testing.servers.pair import PAIR_FOLDER, RunningPair, announce_pair, find_pair, start_pair
+from seekpoint.testing.servers.pair import PAIR_FOLDER, Pair, RunningPair, announce_pair, find_pair, start_pair
 from seekpoint.testing.servers.process import Folder
 from seekpoint.testing.servers.topics import Produced, create_topic, read_objects, read_values
 from seekpoint.testing.servers.topics import produce as produce_records
@@ -50,7 +51,13 @@ TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's nam
 
 @app.callback()
 @command
-def dev(context: typer.Context) -> None:
+def dev(
+    context: typer.Context,
+    *,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Also run a load, four workers and the console, and open it in a browser.")
+    ] = False,
+) -> None:
     if context.invoked_subcommand is not None:
         return
     stopped = threading.Event()
@@ -68,12 +75,30 @@ def dev(context: typer.Context) -> None:
                 'In other terminals, `eval "$(seekpoint dev env)"` sets both variables.\n'
                 "Ctrl-C removes both servers, with all their data."
             )
-            while not stopped.wait(1.0):
-                for server in (pair.postgres, pair.kafka):
-                    if not server.running:
-                        raise server.failure(f"{server.describe()} has ended by itself")
+            with _console(pair) if demo else nullcontext():
+                _wait(pair, stopped)
         finally:
             folder.close()
+
+
+@contextmanager
+def _console(pair: Pair) -> Iterator[None]:
+    """The load, the workers and the console of ``--demo``, for the length of the block."""
+    from seekpoint.cli.dev_demo import running_demo  # noqa: PLC0415 -- the extra web
+
+    with running_demo(pair) as address:
+        typer.echo(f"\n  Console   {address}")
+        if not webbrowser.open(address):
+            typer.echo("Open it in a browser.")
+        yield
+
+
+def _wait(pair: Pair, stopped: threading.Event) -> None:
+    """Wait until Ctrl-C. Raises where a server has ended by itself."""
+    while not stopped.wait(1.0):
+        for server in (pair.postgres, pair.kafka):
+            if not server.running:
+                raise server.failure(f"{server.describe()} has ended by itself")
 
 
 @app.command()
@@ -97,7 +122,7 @@ def topic(
 ) -> None:
     """Create a topic at the running pair, or at the brokers that are named.
 
-    Exits with 2 if the topic exists, with 1 if no broker answers.
+    Exits with 2 if the topic exists, with 3 if no broker answers.
     """
     with _brokers_named():
         where = create_topic(_settings(brokers), name, partitions)

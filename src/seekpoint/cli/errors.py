@@ -32,7 +32,7 @@ from seekpoint.postgres.sqlstates import (
 )
 from seekpoint.records import notes, users_line
 
-FAILED, USAGE, ABORTED = 1, 2, 130
+FAILED, USAGE, AWAY, ABORTED = 1, 2, 3, 130
 
 with_traceback: ContextVar[bool] = ContextVar("with_traceback", default=False)
 
@@ -41,6 +41,9 @@ _EXTRAS = {
     "pyspark": "spark",
     "pyarrow": "arrow",
     "deltalake": "delta",
+    "prometheus_client": "prometheus",
+    **dict.fromkeys(("jinja2", "starlette", "uvicorn"), "web"),
+    "opentelemetry": "otel",
 }
 
 # -- passwords --------------------------------------------------------------------------------------------
@@ -91,6 +94,7 @@ _REMEDIES = {
     UNDEFINED_TABLE: "create the table, or correct its name",
     UNDEFINED_COLUMN: "add the column to the table, or correct its name",
 }
+_NO_ANSWER = {"_ALL_BROKERS_DOWN", "_TRANSPORT", "_TIMED_OUT", "_RESOLVE"}  # the client's own errors
 _NO_CONNECTION = "check that the server runs, and --database-url or SEEKPOINT_DATABASE_URL"
 
 
@@ -118,6 +122,18 @@ def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
         raise typer.Exit(exit_code(error)) from None
 
 
+def _is_away(error: BaseException | None) -> bool:
+    """Whether brokers or database cannot be reached, or have ended the connection."""
+    if isinstance(error, KafkaException):
+        return error.args[0].name() in _NO_ANSWER
+    found = error.orig if isinstance(error, DBAPIError) else error
+    if not isinstance(found, psycopg.OperationalError):
+        return isinstance(found, KafkaUnavailable)
+    if found.sqlstate is None:  # it has none where there was no session
+        return _unconnected(str(found)) == _NO_CONNECTION
+    return found.sqlstate.startswith(("08", "57P"))
+
+
 def _was_interrupted(error: BaseException | None) -> bool:
     """Ctrl-C came first: the driver of the database was in the middle of something, and fails while it is left."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
@@ -126,12 +142,13 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 
 def exit_code(error: Exception) -> int:
-    """2 where command, configuration or declaration is wrong, else 1."""
+    """2 where command, configuration or declaration is wrong, 3 where brokers or database are away, else 1."""
+    if _is_away(error) or (isinstance(error, SeekpointError) and _is_away(error.__cause__)):
+        return AWAY
     if isinstance(error, KafkaException):
         return USAGE if error.args[0].name() == "_INVALID_ARG" else FAILED
-    # Brokers that do not answer when a worker starts may answer later, and so may a server of ours; a table or a right
-    # that the database misses is not the command's either.
-    passing = isinstance(error.__cause__, KafkaUnavailable | psycopg.Error) or type(error).__name__ == "ServerFailed"
+    # A server of ours that does not start is not the command's fault, nor is a table or right that the database misses.
+    passing = isinstance(error.__cause__, psycopg.Error) or type(error).__name__ == "ServerFailed"
     wrong = isinstance(error, ConfigError | CommandError | ImportError | SyntaxError)
     return USAGE if wrong and not passing else FAILED
 

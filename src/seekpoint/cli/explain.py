@@ -1,14 +1,18 @@
-"""``seekpoint explain``: what a pipeline does with its records, and by which strategies sinks write them."""
+"""``seekpoint explain``: what a pipeline, or a running group, does with its records."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from sqlalchemy import Engine
 
-from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, command, one_off_engine
+from seekpoint.admin import Admin
+from seekpoint.cli.options import AsJson, DatabaseOptions, OptionalDatabaseUrl, Schema, command, one_off_engine
 from seekpoint.cli.output import answer
+from seekpoint.errors import ConfigError
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Sink
 from seekpoint.sinks import Append, Upsert
@@ -17,25 +21,37 @@ from seekpoint.sinks.upsert.strategy import described
 from seekpoint.worker.import_by_name import load_pipeline
 
 APPENDS = {
-    "copy": {"copy": "always: COPY into the table"},
+    "copy": {"copy": "COPY into the table; INSERT where there are few rows"},
     "insert": {"insert": "always: row security is active for this role, and the server refuses COPY"},
 }
+ARROW = {"copy": "always: COPY into the table"}
 LEARNED = "a worker learns between copy and temp_table, and reports it to its observers (WriteStrategyChanged)"
 UNSEEN = "no database is named (--database-url or SEEKPOINT_DATABASE_URL): the tables were not checked"
 
 
 @command
 def explain(
-    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="GROUP|MODULE:NAME", help="A group that the ledger knows; or a Pipeline, a Worker, or a function."
+        ),
+    ],
     *,
     database_url: OptionalDatabaseUrl = None,
+    schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
-    """Explain what a pipeline does: topics, sinks, handler, and by which strategies an Upsert writes its rows.
+    """Explain what a pipeline does with its records, and what a running group guarantees.
 
-    With a database the tables are checked, too, in a transaction that is rolled back: is the unique index there,
-    can COPY go into the table itself.
+    GROUP: the guarantee of what its workers run, in words, and what weakens it, from the ledger; their code is not
+    needed. MODULE:NAME: topics, sinks, handler, and by which strategies an Upsert writes its rows. With a database the
+    tables are checked, too, in a transaction that is rolled back: is the unique index there, can COPY go into the
+    table itself.
     """
+    if ":" not in target:
+        _explain_group(target, database_url, schema, as_json=as_json)
+        return
     pipeline = load_pipeline(target, from_here=True)
     found = describe(pipeline, one_off_engine(database_url) if database_url else None)
     if database_url:
@@ -44,6 +60,23 @@ def explain(
     answer(found, *_lines(found), as_json=as_json)
     if not database_url and pipeline.tables:
         typer.echo(UNSEEN, err=True)
+
+
+def _explain_group(name: str, database_url: str | None, schema: str, *, as_json: bool) -> None:
+    if not database_url:
+        raise ConfigError(
+            f"{name!r} is the name of a group, whose ledger is in no database that is named: give --database-url, or "
+            "SEEKPOINT_DATABASE_URL; a pipeline is named MODULE:NAME"
+        )
+    engine = DatabaseOptions(database_url=database_url, schema=schema).engine()
+    found = Admin(engine, schema=schema).explain(name)
+    lines = [f"{found.group}, version {found.version}"]
+    for topic in found.topics:
+        lines.append(topic.topic)
+        lines += [f"  {each}" for each in topic.guarantee]
+        lines += ["  but:" if topic.guarantee else "  not known:"] if topic.weakens else []
+        lines += [f"  - {each}" for each in topic.weakens]
+    answer(asdict(found), *lines, as_json=as_json)
 
 
 def describe(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
@@ -62,7 +95,8 @@ def describe(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
 def _sink(pipeline: Pipeline, sink: Sink, engine: Engine | None) -> dict[str, Any]:
     told: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
     if isinstance(sink, Append | AppendArrow):
-        told["strategies"] = APPENDS["copy" if engine is None else _check(pipeline, sink, engine)]
+        found = "copy" if engine is None else _check(pipeline, sink, engine)
+        told["strategies"] = ARROW if isinstance(sink, AppendArrow) and found == "copy" else APPENDS[found]
     if isinstance(sink, Upsert):
         direct = engine is None or _check(pipeline, sink, engine).direct
         told["key"] = list(sink.key)

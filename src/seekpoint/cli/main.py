@@ -14,7 +14,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in {"typer", "rich"}:
             raise
-        sys.stderr.write("error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]'\n")
+        sys.stderr.write(
+            "error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]' (a checkout or wheel)\n"
+        )
         sys.exit(2)
     except KeyboardInterrupt:  # the imports take their time, and so does building the commands
         sys.stderr.write("aborted\n")

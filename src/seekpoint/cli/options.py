@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -22,6 +23,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import check_connections, postgres_engine, read_url
+from seekpoint.records import Partition
 from seekpoint.worker.import_by_name import load, load_function
 from seekpoint.worker.worker import Worker
 
@@ -30,10 +32,30 @@ DatabaseUrl = Annotated[str, _DATABASE_URL]
 OptionalDatabaseUrl = Annotated[str | None, _DATABASE_URL]
 Schema = Annotated[str, typer.Option(help="Postgres schema of the ledger.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Actor = Annotated[str | None, typer.Option(help="Who does it. Default: the user of the operating system.")]
+Group = Annotated[str, typer.Argument(help="The group's name, as the pipeline declares it.")]
+Apply = Annotated[bool, typer.Option("--apply", "--execute", help="Do it. Without it, show what would be done.")]
+Reason = Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask at a terminal.")]
+Actor = Annotated[str | None, typer.Option(help="Who, for the record. Default: the user of the operating system.")]
 
 _AGO = re.compile(r"(\d{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def partition_named(text: str) -> Partition:
+    """The partition that ``TOPIC:PARTITION`` names."""
+    topic, _, number = text.rpartition(":")
+    if not topic or re.fullmatch("[0-9]{1,9}", number) is None:
+        raise ConfigError(f"a partition is named TOPIC:PARTITION, as in orders:0, not {text!r}")
+    return Partition(topic, int(number))
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Host and port of ``--listen``. Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise ConfigError(f"--listen takes host:port, e.g. 127.0.0.1:8080 or 0.0.0.0:8080, not {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def database(text: str) -> URL:
@@ -92,6 +114,23 @@ def require_brokers(settings: Mapping[str, Any]) -> None:
             "no brokers are named: give --kafka bootstrap.servers=host:9092, or a properties file with --kafka-config "
             "or SEEKPOINT_KAFKA_CONFIG"
         )
+
+
+def require_reason(apply: bool, reason: str | None) -> None:
+    """Raise ConfigError where something is to be done, and no reason is given."""
+    if apply and not (reason or "").strip():
+        raise ConfigError("--apply needs --reason: say why, for people who read admin_action later")
+
+
+def at_terminal() -> bool:
+    """Whether there is a person to ask."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm(question: str) -> None:
+    """Ask the person at the terminal; a script is not asked. Ends the command with 1 where the answer is no."""
+    if at_terminal():
+        typer.confirm(question, abort=True, err=True)
 
 
 def ago(text: str, option: str) -> timedelta:
@@ -180,10 +219,11 @@ def refuse_extras(context: typer.Context, target: str) -> None:
     required = {parameter.name for parameter in context.command.params if parameter.required}
     if "database_url" in required:  # what is asked for first is found by these
         required.add("schema")
-    for name in ("database_url", "kafka", "kafka_config", "schema", "start_wait", "accept_declaration"):
+    own = ("database_url", "kafka", "kafka_config", "schema", "start_wait", "tracing")
+    for name in (*own, "accept_declaration", "accept_forgotten", "mirror"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE" and name not in required:
-            option = "--" + name.replace("_", "-")
+            option = next(one.opts[0] for one in context.command.params if one.name == name)
             raise ConfigError(f"{target} is a Worker and brings its own database and brokers: remove {option}")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +26,17 @@ def answer(report: Any, *lines: str, as_json: bool) -> None:
     else:
         for line in lines:
             typer.echo(plain(line, keep="\t"))
+
+
+@contextmanager
+def said_after(seconds: float, text: str) -> Iterator[None]:
+    """Print a line on stderr where the block takes longer than that."""
+    timer = threading.Timer(seconds, typer.echo, [text], {"err": True})
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _for_json(value: Any) -> str:

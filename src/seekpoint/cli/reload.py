@@ -14,7 +14,7 @@ from uuid import UUID
 
 import typer
 
-from seekpoint.cli import run_output as shown
+from seekpoint.cli import job_output as shown
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import FAILED, terminable
 from seekpoint.cli.options import (

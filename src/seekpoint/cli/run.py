@@ -1,82 +1,204 @@
-"""``seekpoint run``: one worker, as a process, until SIGTERM or Ctrl-C."""
+"""``seekpoint run``: pipelines as a process, or as several, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
-import logging
+import gc
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from copy import copy
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
-from seekpoint import events
-from seekpoint.cli.errors import FAILED, masked
+from seekpoint.cli.child_process import ChildCommand, WorkerProcess
+from seekpoint.cli.errors import FAILED
+from seekpoint.cli.log_format import LogFormat, set_up_logging
 from seekpoint.cli.options import ServerOptions, command, refuse_extras
 from seekpoint.cli.output import numbered
+from seekpoint.cli.parent_link import ParentLink, linked
+from seekpoint.cli.probes import listening
+from seekpoint.cli.supervisor import Supervisor
+from seekpoint.cli.systemd import notify, notifying
+from seekpoint.cli.workers_of_process import ProcessWorkers
+from seekpoint.errors import ConfigError
+from seekpoint.metrics.processes import ProcessTotals
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.worker.import_by_name import load
+from seekpoint.worker.tracer import Tracer
 from seekpoint.worker.worker import Worker
 
-logger = logging.getLogger("seekpoint.cli")
+RARELY = (100_000, 50, 100)  # allocations before a collection, and how many before one of the next generation
 
 Target = Annotated[
     str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function that returns one.")
 ]
+Targets = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODULE:NAME...", help="Pipelines, Workers, or functions that return one; several run on a thread each."
+    ),
+]
 
 
-@command
-def run(
-    context: typer.Context,
-    target: Target,
-    *,
-    servers: ServerOptions,
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """What a worker may replace, what it waits for when it starts, and whether it mirrors its positions."""
+
     accept_declaration: Annotated[
         bool,
         typer.Option("--accept-declaration", help="Replace the tables that the group writes, at the same version."),
-    ] = False,
+    ] = False
+    accept_forgotten: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Begin again as a new group, though it was forgotten at that time."),
+    ] = None
+    mirror: Annotated[
+        bool, typer.Option("--mirror", help="Commit the positions to Kafka, too, for tools that show lag.")
+    ] = False
     start_wait: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS", help="How long brokers and database may be away at the start.", show_default="no limit"
         ),
+    ] = None
+
+
+@command
+def run(
+    context: typer.Context,
+    targets: Targets,
+    *,
+    servers: ServerOptions,
+    start: StartOptions,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Answer probes and Prometheus by HTTP: /live, /ready, /stale, /metrics.",
+            show_default="no port",
+        ),
+    ] = None,
+    tracing: Annotated[
+        bool, typer.Option("--tracing", help="Make a span of each transaction, by OpenTelemetry's global provider.")
+    ] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="How events are written to stderr.")] = LogFormat.TEXT,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Run so many worker processes; SIGHUP rolls them.", show_default="this process"
+        ),
     ] = None,
 ) -> None:
-    """Run a worker until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts.
+    """Run workers until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts.
 
-    Modules are imported from the current directory first. Events go to stderr, unless the module itself has
-    set up logging.
+    Modules are imported from the current directory first. Several pipelines share the process: where one ends by an
+    error, all drain. Events go to stderr, unless the module itself has set up logging.
     """
-    made = load(target, from_here=True)
-    _set_up_logging()
-    if isinstance(made, Worker):
-        refuse_extras(context, target)
-        worker = made
-    else:
-        url, settings = servers.named()
-        worker = Worker(
-            made,
-            engine=url,
-            kafka=settings,
-            schema=servers.schema,
-            limits=Limits(start_wait=start_wait),
-            accept_declaration=accept_declaration,
-        )
-    with _first_signal_told(worker):
-        worker.run()
-    health = worker.health()
-    logger.info("drained: %s in %s", numbered(health.records, "record"), numbered(health.transactions, "transaction"))
-    if stopped := sorted(health.stopped):
+    if workers is not None:
+        set_up_logging(log_format)
+        raise typer.Exit(_run_processes(workers, listen))
+    parent = linked()
+    with nullcontext() if parent is None else parent.explaining():
+        found = gc.get_threshold()
+        made = [load(target, from_here=True) for target in _each_once(targets)]
+        set_up_logging(log_format)
+        if all(isinstance(one, Worker) for one in made):
+            refuse_extras(context, targets[0])
+        more = {
+            "limits": Limits(start_wait=start.start_wait),
+            "accept_declaration": start.accept_declaration,
+            "accept_forgotten": start.accept_forgotten,
+            "mirror": start.mirror,
+            "tracing": _tracer() if tracing else None,
+        }
+        running = ProcessWorkers([_worker(one, servers, more) for one in made])
+        _run_here(running, listen, parent, keep_gc=gc.get_threshold() != found)
+
+
+def _run_here(running: ProcessWorkers, listen: str | None, parent: ParentLink | None, *, keep_gc: bool) -> None:
+    """Run these until they have drained. Raises typer.Exit where a partition is stopped."""
+    with ExitStack() as stack:
+        if listen is not None or (parent is not None and parent.wants_metrics):
+            running.count()
+        stack.enter_context(listening(listen, running.state, running))
+        stack.enter_context(notifying(lambda: running.state().live))
+        stack.enter_context(_first_signal_told(running))
+        stack.enter_context(rare_collections(unless=keep_gc))
+        if parent is not None:
+            stack.enter_context(parent.reporting(running))
+        running.run()
+    running.log_totals()
+    if stopped := running.stopped():
         typer.echo(f"error: {numbered(len(stopped), 'partition')} stopped: {', '.join(map(str, stopped))}", err=True)
         raise typer.Exit(FAILED)
 
 
+def _each_once(targets: Sequence[str]) -> Sequence[str]:
+    if len({*targets}) < len(targets):
+        raise ConfigError("a pipeline is named twice: for more workers of a group, start more processes (--workers)")
+    return targets
+
+
+def _worker(made: Pipeline | Worker, servers: ServerOptions, more: Mapping[str, Any]) -> Worker:
+    """The worker itself, or one of this pipeline on the servers that the options name."""
+    if isinstance(made, Worker):
+        return made
+    url, settings = servers.named()
+    return Worker(made, engine=url, kafka=settings, schema=servers.schema, **more)
+
+
+def _tracer() -> Tracer:
+    from seekpoint.tracing import Tracing  # noqa: PLC0415 -- an extra
+
+    return Tracing()
+
+
+def _run_processes(count: int, listen: str | None) -> int:
+    """Run this command in ``count`` processes. Returns the exit code."""
+    orders = ChildCommand(without_options(sys.argv[1:], "--workers", "--listen"), metrics=listen is not None)
+    totals = ProcessTotals()
+    supervisor = Supervisor(lambda generation: WorkerProcess(orders, generation, totals), count)
+    with listening(listen, supervisor.state, totals), notifying(lambda: supervisor.state().live):
+        return supervisor.run()
+
+
+def without_options(words: Sequence[str], *names: str) -> list[str]:
+    """A command line without these options and their values."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word not in names and not word.startswith(tuple(f"{name}=" for name in names)):
+            kept.append(word)
+        skip = not skip and word in names
+    return kept
+
+
 @contextmanager
-def _first_signal_told(worker: Worker) -> Iterator[None]:
+def rare_collections(*, unless: bool = False) -> Iterator[None]:
+    """Run Python's garbage collector rarely within the block: what a batch allocates is freed without it.
+
+    For a process that is the worker's own; inside a service the collector stays as the service has it. ``unless``: the
+    program has set it.
+    """
+    if unless or not gc.isenabled():
+        yield
+        return
+    before = gc.get_threshold()
+    gc.freeze()  # what is imported by now stays
+    gc.set_threshold(*RARELY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+@contextmanager
+def _first_signal_told(workers: ProcessWorkers) -> Iterator[None]:
     """Say at once that a signal was heard: the batch in hand may take a while. Before the start there is none."""
     heard, told = socket.socketpair()  # a signal's number comes through it; a handler could not print safely
     told.setblocking(False)
@@ -84,7 +206,8 @@ def _first_signal_told(worker: Worker) -> Iterator[None]:
     def tell() -> None:
         while number := heard.recv(1):
             if number[0] in {signal.SIGTERM, signal.SIGINT}:
-                if not worker.has_started:
+                notify("STOPPING=1")
+                if not workers.has_started:
                     return
                 typer.echo("stopping after the batch in hand; Ctrl-C again aborts", err=True)
                 return
@@ -99,27 +222,3 @@ def _first_signal_told(worker: Worker) -> Iterator[None]:
         told.close()
         teller.join(1.0)
         heard.close()
-
-
-class _Masking(logging.Formatter):
-    """No password gets into the log, whatever wrote the message; what ended the worker is printed by the command."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        match record.args:
-            case (group, events.WorkerStopped(error=BaseException(), is_aborted=False)):
-                record = copy(record)
-                record.msg, record.args = "%sStopped, by an error", (group,)
-                record.exc_info = record.exc_text = None
-        return masked(super().format(record))
-
-
-def _set_up_logging() -> None:
-    root = logging.getLogger()
-    if root.handlers:
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Masking("%(asctime)s %(levelname)-7s %(name)s %(message)s"))
-    root.addHandler(handler)
-    logging.getLogger("seekpoint").setLevel(logging.INFO)
-    # It warns of each statement after one that failed in the same pipeline: a handler's, while a record is searched.
-    logging.getLogger("psycopg").setLevel(logging.ERROR)

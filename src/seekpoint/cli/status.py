@@ -1,208 +1,260 @@
-"""``seekpoint status``: the positions of a group, partition by partition."""
+"""``seekpoint status``: groups with their positions, lag and workers; once, again and again, or as a check."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Self
+from time import sleep
+from typing import Annotated, Any, Literal, Never, Self
 
 import typer
-from sqlalchemy import Engine, select
+from rich.console import Console
+from sqlalchemy import Engine
 
-from seekpoint.cli.errors import FAILED, masked, plain
-from seekpoint.cli.options import KafkaOptions, LedgerOptions, command, require_brokers
-from seekpoint.cli.output import answer, moment, print_table
-from seekpoint.errors import KafkaUnavailable, StandbyRequired
-from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Ledger, Position, Stop
+from seekpoint import remedies
+from seekpoint.admin import Admin, BrokersAway, GroupStatus, PartitionStatus, WorkerStatus
+from seekpoint.admin import groups as admin_groups
+from seekpoint.cli.errors import AWAY, FAILED, USAGE, masked, plain
+from seekpoint.cli.options import KafkaOptions, LedgerOptions, ago, command, require_brokers
+from seekpoint.cli.output import answer, moment, print_table, said_after
+from seekpoint.cli.progress_bar import lasting
+from seekpoint.ledger import Position
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
-from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.ledger.tables import consumer_group, in_schema
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.records import Partition
 
-KAFKA_TIMEOUT = 10.0  # seconds
+SLOW = 2.0  # seconds after which a person at the terminal wonders
+NUMERIC = ("partition", "next", "end", "lag", "lag time", "headroom", "dead letters", "epoch", "pid", "version")
+
+
+@command
+def status(
+    groups: Annotated[
+        list[str] | None, typer.Argument(metavar="[GROUP]...", help="Names of groups. Default: all.")
+    ] = None,
+    *,
+    watch: Annotated[
+        float | None,
+        typer.Option("--watch", metavar="SECONDS", help="Show it again every so many seconds, until Ctrl-C.", min=0.1),
+    ] = None,
+    sort: Annotated[
+        Literal["name", "lag", "headroom"],
+        typer.Option(help="Of the partitions of a group: the worst first, or by name."),
+    ] = "name",
+    check: Annotated[
+        bool, typer.Option("--check", help="Print what is wrong alone; exit with 1 if anything is.")
+    ] = False,
+    max_lag: Annotated[
+        int | None, typer.Option(help="With --check: the greatest lag of a partition, in records.")
+    ] = None,
+    max_age: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --check: how old a next record may be: 30s, 5m.")
+    ] = None,
+    ledger: LedgerOptions,
+    brokers: KafkaOptions,
+) -> None:
+    """Show groups: positions, ends of logs, lag in records and in time, retention headroom, dead letters, workers.
+
+    Below, who paused the group and why; what each stopped partition stopped for, with the choices; a line for each
+    partition that waits in front of a record that failed: why, and when it is tried again; and for a reload that
+    workers of a newer handler version wait for. Without brokers (--kafka, --kafka-config), or where none answers, end
+    and lag are of the workers' samples, and empty where the last one is older than three minutes. Reads only; workers
+    are not disturbed. Exits with 1 where a partition is stopped, or is past the end of its log, and where a
+    topic is gone or was created again; with 3 where no broker answers.
+    """
+    if not check and (max_lag is not None or max_age is not None):
+        typer.echo("error: --max-lag and --max-age are limits of --check", err=True)
+        raise typer.Exit(USAGE)
+    age = None if max_age is None else ago(max_age, "--max-age")
+    engine, settings = ledger.engine(), brokers.settings()
+    if settings:
+        require_brokers(settings)
+    for name in groups or ():
+        known_group(engine, name, ledger.schema)
+    admin = Admin(engine, settings, schema=ledger.schema)
+    if check:
+        _check(admin, groups or [], max_lag, age, as_json=ledger.as_json)
+        return
+    if watch is not None:
+        with suppress(KeyboardInterrupt):
+            _watch(lambda: _show(admin, groups or [], sort, as_json=ledger.as_json), watch)
+    elif code := _show(admin, groups or [], sort, as_json=ledger.as_json):
+        raise typer.Exit(code)
+
+
+def _watch(show: Callable[[], object], seconds: float) -> Never:
+    """Show it again and again; a terminal is cleared in between."""
+    while True:
+        show()
+        sleep(seconds)
+        Console().clear()
+
+
+def _check(
+    admin: Admin, names: Sequence[str], max_lag: int | None, max_age: timedelta | None, *, as_json: bool
+) -> None:
+    """Print what is wrong, for probes; doubts about the brokers' answers are no failure where lag is known."""
+    found, doubts = _read(admin, names)
+    failures = [each for group in found for each in group.failures(max_lag=max_lag, max_age=max_age)]
+    answer({"ok": not failures, "failures": failures}, *failures, as_json=as_json)
+    _warn(doubts)
+    if failures:
+        raise typer.Exit(FAILED)
+
+
+def _show(admin: Admin, names: Sequence[str], sort: str, *, as_json: bool) -> int:
+    """Print the groups once. Returns the exit code: a group's problem counts more than brokers that are away."""
+    found, doubts = _read(admin, names)
+    lines = {group.name: [Line(group, at) for at in sorted(group.partitions, key=_ORDERS[sort])] for group in found}
+    if as_json:
+        answer([line.as_dict() for group in found for line in lines[group.name]], as_json=True)
+    else:
+        for group in found:
+            _print_group(group, lines[group.name])
+    _warn(doubts)
+    if any(line.problems for each in lines.values() for line in each):
+        return FAILED
+    return min((AWAY if isinstance(each, BrokersAway) else FAILED for each in doubts), default=0)
+
+
+def _read(admin: Admin, names: Sequence[str]) -> tuple[list[GroupStatus], list[str]]:
+    with said_after(SLOW, "no answer of the brokers yet; where none comes, the ledger is shown with the last samples"):
+        return admin.status(names)
+
+
+def _by_name(at: PartitionStatus) -> Any:
+    return at.position.partition
+
+
+def _by_lag(at: PartitionStatus) -> Any:
+    """The greatest first; before it, what is not known."""
+    return -math.inf if at.lag is None else -at.lag, at.position.partition
+
+
+def _by_headroom(at: PartitionStatus) -> Any:
+    """The least first; last, what is not known."""
+    seconds = math.inf if at.headroom_seconds is None else at.headroom_seconds
+    return seconds, math.inf if at.headroom is None else at.headroom, at.position.partition
+
+
+_ORDERS = {"name": _by_name, "lag": _by_lag, "headroom": _by_headroom}
+
+
+def _warn(doubts: Sequence[str]) -> None:
+    for doubt in doubts:
+        typer.echo(f"warning: {doubt}", err=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One partition. ``end`` is after the last record that can be read; it and ``lag`` need the brokers.
+    """One partition of a group."""
 
-    ``lag`` is None, too, where ``next`` is past ``end``: it is not known. ``retry`` is the record
-    that it waits in front of, ``stop`` why it is stopped; ``suspects_left`` counts the offsets that may hold a record
-    which crashes its process; ``reload`` is one of the group that workers of a newer version wait for.
-    """
-
-    topic: str
-    partition: int
-    next: int
-    end: int | None
-    lag: int | None
-    epoch: int
-    owner: str | None
-    committed_at: datetime | None
-    dead_letters: int
-    retry: RetryStatus | None
-    stop: Stop | None
-    suspects_left: int | None
-    reload: StandbyRequired | None
+    group: GroupStatus
+    at: PartitionStatus
 
     def as_dict(self) -> dict[str, Any]:
         """The line for machines."""
-        retry, stop, run = self.retry, self.stop, self.reload
-        return {name: getattr(self, name) for name in self.__slots__} | {
+        group, at, stored = self.group, self.at, self.at.position
+        retry, stop, run = RetryStatus.of(stored), stored.stop, group.reload
+        return {
+            "group": group.name,
+            "topic": stored.partition.topic,
+            "partition": stored.partition.number,
+            "next": stored.next_offset,
+            "end": at.end,
+            "lag": at.lag,
+            "lag_seconds": at.lag_seconds,
+            "headroom": at.headroom,
+            "headroom_seconds": at.headroom_seconds,
+            "sampled_at": at.sampled_at,
+            "epoch": stored.epoch,
+            "owner": None if stored.owner is None else str(stored.owner),
+            "host": at.host,
+            "pid": at.pid,
+            "committed_at": stored.committed_at,
+            "dead_letters": at.dead_letters,
             "retry": None if retry is None else retry.as_dict(),
             "stop": None
             if stop is None
             else asdict(stop) | {"message": _plain(stop.message), "choices": list(map(_plain, stop.choices))},
+            "suspects_left": None if stored.suspect_end is None else stored.suspect_end - stored.next_offset,
             "reload": None
             if run is None
             else {"run": run.run, "state": run.state, "version": run.version, "driver": run.driver},
+            "paused": None if group.pause is None else {"by": group.pause.by, "reason": group.pause.reason},
         }
 
     @property
     def problems(self) -> list[str]:
         """What is not as it should be: for people, one message each."""
-        where, found = Partition(self.topic, self.partition), []
-        if self.stop is not None:
-            at = self.stop
+        stored, found = self.at.position, []
+        where, retry = stored.partition, RetryStatus.of(stored)
+        if stored.stop is not None:
+            at = stored.stop
             choices = "".join(f"\n  - {_plain(choice)}" for choice in at.choices)
             since = f"{at.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
             found.append(f"{where} stopped at offset {at.offset} on {since} ({at.kind}): {_plain(at.message)}{choices}")
-        elif self.retry is not None and self.retry.has_stopped:
-            found.append(self.retry.sentence())
-        if self.end is not None and self.next > self.end:
+        elif retry is not None and retry.has_stopped:
+            found.append(retry.sentence(self.group.name))
+        if self.at.is_past_end:
             found.append(
-                f"{where}: the stored offset {self.next} is past the end of the log ({self.end}): nothing will be read "
-                "before that is decided, with Ledger.reset_offset()"
+                f"{where}: the stored offset {stored.next_offset} is past the end of the log ({self.at.end}): nothing "
+                f"will be read before that is decided: {remedies.reset_to_offset(self.group.name, where)}"
             )
         return found
 
-
-@command
-def status(
-    group: Annotated[str, typer.Argument(help="The group's name, as the pipeline declares it.")],
-    *,
-    ledger: LedgerOptions,
-    brokers: KafkaOptions,
-) -> None:
-    """Show the positions of a group: next offset, end of log, lag, open dead letters, epoch, owner of each partition.
-
-    Below, who paused the group and why; what each stopped partition stopped for, with the choices; a line for each
-    partition that waits in front of a record that failed: why, and when it is tried again; and for a reload that
-    workers of a newer handler version wait for. Without brokers (--kafka, --kafka-config), or where none answers,
-    end and lag are empty. Reads only; workers are not disturbed. Exits with 1 where a partition is stopped, or is past
-    the end of its log, where no broker answers, and where a topic is gone or was created again.
-    """
-    engine, settings = ledger.engine(), brokers.settings()
-    if settings:
-        require_brokers(settings)
-    known_group(engine, group, ledger.schema)
-    stored = Ledger(engine, group, schema=ledger.schema)
-    positions, dead, runs = stored.read(), DeadLetters(stored).count_open(), stored.open_reloads()
-    try:
-        ends, doubts = _ends(positions, settings) if settings else ({}, [])
-    except KafkaUnavailable as error:  # the ledger is shown all the same
-        ends, doubts = {}, [f"{error}; end and lag are not known"]
-    pause = _pause(engine, group, ledger.schema)
-    run = runs[0] if runs else None  # two of one group cannot be open: they write the same tables
-    lines = [_line(at, ends.get(at.partition), dead.get(at.partition, 0), run) for at in positions]
-    if ledger.as_json:
-        answer([line.as_dict() | {"paused": pause} for line in lines], as_json=True)
-    else:
-        _print_table(group, lines)
-        if pause is not None:
-            paused = f"{group} is paused by {pause['by'] or 'unknown'}: {pause['reason'] or 'no reason given'}"
-            typer.echo(plain(paused))
-        _print_problems(lines)
-        if run is not None:
-            typer.echo(plain(str(run)))
-    for doubt in doubts:
-        typer.echo(f"warning: {doubt}", err=True)
-    if doubts or any(line.problems for line in lines):
-        raise typer.Exit(FAILED)
-
-
-def _print_problems(lines: Sequence[Line]) -> None:
-    """What partitions wait for, and what is wrong with them."""
-    for line in lines:
-        if line.retry is not None and not line.retry.has_stopped:
-            typer.echo(line.retry.sentence())
-        if line.suspects_left is not None:
-            typer.echo(
-                f"{plain(line.topic)}/{line.partition}: its owners died without progress; {line.suspects_left} offsets "
-                "are left that are applied in small parts, to find a record that crashes its process"
+    @property
+    def waits(self) -> Iterator[str]:
+        """What it waits for by itself."""
+        stored, retry = self.at.position, RetryStatus.of(self.at.position)
+        if retry is not None and not retry.has_stopped:
+            yield retry.sentence(self.group.name)
+        if stored.suspect_end is not None:
+            yield (
+                f"{plain(stored.partition.topic)}/{stored.partition.number}: its owners died without progress; "
+                f"{stored.suspect_end - stored.next_offset} offsets are left that are applied in small parts, to find "
+                "a record that crashes its process"
             )
-        for problem in line.problems:
-            typer.echo(problem)
 
 
-def _pause(engine: Engine, group: str, schema: str) -> dict[str, str | None] | None:
-    """By whom the group is paused, and why: an abandoned batch is found by it."""
-    at = consumer_group.c
-    asked = select(at.paused_by, at.paused_reason).where(at.name == group, at.paused)
-    with engine.connect() as connection:
-        row = connection.execute(asked.execution_options(**in_schema(schema))).one_or_none()
-    return None if row is None else {"by": row.paused_by, "reason": row.paused_reason}
+def _print_group(group: GroupStatus, lines: Sequence[Line]) -> None:
+    columns = ("topic", "partition", "next", "end", "lag", "dead letters", "epoch", "owner", "committed at")
+    print_table(group.name, (*columns, "lag time", "headroom"), map(_row, lines), numeric=NUMERIC)
+    if group.workers:
+        heads = ("worker", "host", "pid", "client", "version", "library", "state", "started at", "seen at")
+        print_table(None, heads, map(_worker, group.workers), numeric=NUMERIC)
+    if (pause := group.pause) is not None:
+        typer.echo(plain(f"{group.name} is paused by {pause.by or 'unknown'}: {pause.reason or 'no reason given'}"))
+    for line in lines:
+        for said in (*line.waits, *line.problems):
+            typer.echo(said)
+    if group.reload is not None:
+        typer.echo(plain(str(group.reload)))
+
+
+def _row(line: Line) -> Sequence[object]:
+    at, stored = line.at, line.at.position
+    lag_time = None if at.lag_seconds is None else lasting(at.lag_seconds)
+    room = None if at.headroom_seconds is None else f" ({lasting(at.headroom_seconds)})"
+    headroom = None if at.headroom is None else f"{at.headroom}{room or ''}"
+    counts = (at.end, at.lag, at.dead_letters, stored.epoch)
+    owner = "" if stored.owner is None else stored.owner.hex[:8]
+    first = (stored.partition.topic, stored.partition.number, stored.next_offset)
+    return (*first, *counts, owner, moment(stored.committed_at), lag_time, headroom)
+
+
+def _worker(at: WorkerStatus) -> Sequence[object]:
+    who = (at.owner.hex[:8], at.host, at.pid, at.client_id, at.version, at.library)
+    return (*who, at.state, moment(at.started_at), moment(at.seen_at))
 
 
 def known_group(engine: Engine, group: str, schema: str) -> None:
-    """Pass if the ledger knows the group; else say which ones it knows, and exit."""
+    """Raise ConfigError, which names the groups that the ledger knows, where it does not know this one."""
     with engine.connect() as connection:
-        names = connection.scalars(select(consumer_group.c.name).execution_options(**in_schema(schema))).all()
-    if group not in names:
-        known = f"it knows {', '.join(sorted(names))}" if names else "no worker has claimed anything yet"
-        typer.echo(f"error: the ledger in schema {schema!r} has no group {group!r}; {known}", err=True)
-        raise typer.Exit(FAILED)
-
-
-def _ends(positions: Sequence[Position], settings: Mapping[str, Any]) -> tuple[dict[Partition, int], list[str]]:
-    """Where the logs end, of topics that are still the ones that were read; and what is strange about the others."""
-    identity = Identity(settings, KAFKA_TIMEOUT)
-    identity.cluster_id()  # brokers that do not answer are reported first
-    ids = identity.ask({at.partition.topic for at in positions}).result()
-    doubts = {}
-    for at in positions:
-        topic, now = at.partition.topic, ids[at.partition.topic]
-        if now is None:
-            doubts[topic] = f"topic {topic!r} does not exist on these brokers"
-        elif now != at.topic_id:
-            doubts[topic] = f"topic {topic!r} is not the one that was read: it was created again, or lives elsewhere"
-    watermarks = Watermarks(identity, committed=settings.get("isolation.level") != "read_uncommitted")
-    same = [at.partition for at in positions if at.partition.topic not in doubts]
-    return {partition: edge.offset for partition, edge in watermarks.ends(same).items()}, list(doubts.values())
-
-
-def _line(at: Position, end: int | None, dead: int, run: StandbyRequired | None) -> Line:
-    return Line(
-        topic=at.partition.topic,
-        partition=at.partition.number,
-        next=at.next_offset,
-        end=end,
-        lag=None if end is None or at.next_offset > end else end - at.next_offset,
-        epoch=at.epoch,
-        owner=None if at.owner is None else str(at.owner),
-        committed_at=at.committed_at,
-        dead_letters=dead,
-        retry=RetryStatus.of(at),
-        stop=at.stop,
-        suspects_left=None if at.suspect_end is None else at.suspect_end - at.next_offset,
-        reload=run,
-    )
-
-
-def _print_table(group: str, lines: Sequence[Line]) -> None:
-    numeric = ("partition", "next", "end", "lag", "dead letters", "epoch")
-    rows = (
-        (
-            *(line.topic, line.partition, line.next, line.end, line.lag, line.dead_letters, line.epoch),
-            (line.owner or "")[:8],
-            moment(line.committed_at),
-        )
-        for line in lines
-    )
-    print_table(group, ("topic", *numeric, "owner", "committed at"), rows, numeric=numeric)
+        admin_groups.known_group(GroupConnection(connection, schema, group))
 
 
 def _plain(text: str) -> str:
@@ -257,7 +309,7 @@ class RetryStatus:
             "stopped": self.has_stopped
         }
 
-    def sentence(self, now: datetime | None = None) -> str:
+    def sentence(self, group: str, now: datetime | None = None) -> str:
         """For people."""
         head = f"{self.partition} waits in front of offset {self.offset}"
         if self.running:
@@ -268,11 +320,10 @@ class RetryStatus:
             return f"{head}: {self.error}; {self._next(now or datetime.now(UTC), 'due')}"
         error = self.error or NEVER_CAME_BACK
         if self.has_stopped:
-            move = f"Ledger.reset_offset({self.partition.topic!r}, {self.partition.number}, to={self.offset + 1}"
             return (
                 f"{self.partition} has stopped in front of offset {self.offset}: {error}; {self._tried()}. Fix the "
-                f"codec, row= or handler and start the worker again; or skip it: {move}, log=None, lost='poison', "
-                "reason=...)"
+                "codec, row= or handler and start the worker again; or skip it: "
+                f"{remedies.skip_record(group, self.partition, self.offset)}"
             )
         return f"{head}: {error}; {self._tried()}, {self._next(now or datetime.now(UTC))}{self._after()}"
 

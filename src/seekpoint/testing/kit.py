@@ -22,7 +22,7 @@ from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import schema_translation
-from seekpoint.records import EPOCH, Partition, RawRecord, Record, Span
+from seekpoint.records import EPOCH, LazyRecords, Partition, RawRecord, Record, Span
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
@@ -197,7 +197,22 @@ def _chunk(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> C
         kept.append(one)
         start, end = claim.next_offset, one.offset + 1
         reads[claim.partition] = Read(claim, start, end, one.leader_epoch, one.timestamp_ms)
-    return Chunk(kept, reads)
+    return Chunk(_lazy(kept), reads)
+
+
+def _lazy(records: list[RawRecord]) -> LazyRecords:
+    """The records as a worker has them."""
+    topics = {one.topic for one in records}
+    size = sum(len(part) for one in records for part in (one.key, one.value) if part is not None)
+    topic = topics.pop() if len(topics) == 1 else None
+    return LazyRecords(
+        [r.value for r in records],
+        [r.offset for r in records],
+        lambda: records,
+        topic=topic,
+        partitions=[r.partition for r in records],
+        size=size,
+    )
 
 
 def _known(_topics: set[str]) -> Answer:

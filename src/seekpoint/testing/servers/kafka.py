@@ -26,6 +26,7 @@ IMAGE = f"apache/kafka:{KAFKA_VERSION}"
 #: a restart after a crash, or the cleaner would make a test wait for seconds.
 SETTINGS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
+    "log.retention.ms": "-1",  # a record is never deleted because its timestamp is old
     "num.network.threads": "2",
     "num.io.threads": "4",
     "offsets.topic.num.partitions": "1",

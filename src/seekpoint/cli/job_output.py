@@ -15,7 +15,7 @@ from seekpoint.jobs.run_progress import PartitionProgress, RunProgress
 
 QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, may be gone
 _OF_A_RUN = (
-    *("id", "strategy", "state", "is_verified", "is_open", "swept", "groups", "pipelines", "tables", "version_from"),
+    *("id", "strategy", "state", "is_open", "swept", "groups", "pipelines", "tables", "version_from"),
     *("version_to", "driver", "driver_epoch", "opened_at", "actor", "reason"),
 )
 _PLACES = ("group", "topic", "partition", "first", "next", "end", "live", "left")
@@ -34,7 +34,7 @@ def print_list(runs: Sequence[Run]) -> None:
             ", ".join(run.groups),
             moment(run.opened_at),
             moment(run.changed_at),
-            cut(None if run.is_verified else run.error),
+            cut(run.error),
         )
         for run in runs
     )
@@ -42,9 +42,8 @@ def print_list(runs: Sequence[Run]) -> None:
 
 
 def state(run: Run) -> str:
-    """The state, and whether something is left to sweep; ``verified`` for a verify that ended."""
-    word = "verified" if run.is_verified else run.state
-    return word if run.is_open or run.swept else f"{word}, not swept"
+    """The state, and whether something is left to sweep."""
+    return run.state if run.is_open or run.swept else f"{run.state}, not swept"
 
 
 def as_dict(run: Run) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def shown(at: RunProgress) -> Iterator[str]:
     yield field("driver", f"{run.driver} (epoch {run.driver_epoch}), {_heard(at)}")
     if at.left is not None:
         yield field("left", f"{numbered(at.left, 'offset')} in {numbered(len(at.places), 'partition')}")
-    if run.error and not run.is_verified:
+    if run.error:
         yield field("error", masked(run.error))
 
 

@@ -1,0 +1,172 @@
+"""``seekpoint groups``: list them, pause one, resume it, forget it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from seekpoint.admin import Admin, ForgetPlan, ForgetResult, GroupSummary, PausePlan
+from seekpoint.cli.errors import plain
+from seekpoint.cli.options import Actor, Apply, Group, LedgerOptions, Reason, command, require_reason
+from seekpoint.cli.output import answer, moment, numbered, print_table
+from seekpoint.cli.progress_bar import lasting
+from seekpoint.cli.status import known_group
+from seekpoint.errors import ConfigError
+
+app = typer.Typer(help="List groups; pause one, resume it, forget it.", no_args_is_help=True)
+
+NUMERIC = ("version", "partitions", "owned", "workers", "lag", "lag time", "headroom", "stopped", "dead letters")
+
+
+@app.command("list")
+@command
+def list_groups(
+    *,
+    forgotten: Annotated[bool, typer.Option("--forgotten", help="Those that were forgotten, alone.")] = False,
+    ledger: LedgerOptions,
+) -> None:
+    """List groups: version, pause, partitions, workers, lag and headroom, stopped partitions, open dead letters.
+
+    Lag is of the workers' samples, and empty where that of one partition is older than three minutes.
+    """
+    admin = Admin(ledger.engine(), schema=ledger.schema)
+    if forgotten:
+        _list_forgotten(admin, as_json=ledger.as_json)
+        return
+    found = admin.groups()
+    if ledger.as_json:
+        answer([asdict(group) for group in found], as_json=True)
+        return
+    if not found:
+        typer.echo("no worker has claimed anything yet")
+        return
+    columns = ("group", "version", "paused", "partitions", "owned", "workers", "lag", "lag time", "headroom")
+    print_table(None, (*columns, "stopped", "dead letters", "committed at"), map(_row, found), numeric=NUMERIC)
+
+
+@app.command("pause", no_args_is_help=True)
+@command
+def pause(
+    group: Group, *, apply: Apply = False, reason: Reason = None, actor: Actor = None, ledger: LedgerOptions
+) -> None:
+    """Pause a group: its workers are fenced before their next commit, keep their partitions, and wait.
+
+    Without --apply nothing is done. Exits with 1 where the group was paused or resumed in between.
+    """
+    _carry_out(group, ledger, paused=True, apply=apply, reason=reason, actor=actor)
+
+
+@app.command("resume", no_args_is_help=True)
+@command
+def resume(
+    group: Group, *, apply: Apply = False, reason: Reason = None, actor: Actor = None, ledger: LedgerOptions
+) -> None:
+    """Let the workers of a paused group continue at the stored offsets. Without --apply nothing is done."""
+    _carry_out(group, ledger, paused=False, apply=apply, reason=reason, actor=actor)
+
+
+@app.command("forget", no_args_is_help=True)
+@command
+def forget(
+    group: Group,
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Put the positions of a forgotten group back.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="FILE",
+            help="Write dead letters and lost ranges to this file first.",
+            show_default="GROUP-forgotten-TIME.jsonl",
+        ),
+    ] = None,
+    no_export: Annotated[bool, typer.Option("--no-export", help="Delete them without a copy.")] = False,
+    apply: Apply = False,
+    reason: Reason = None,
+    actor: Actor = None,
+    ledger: LedgerOptions,
+) -> None:
+    """Forget a paused group: its positions, dead letters, lost ranges and samples go; its name and history stay.
+
+    Dead letters and lost ranges are written to a file first. Workers that start under the name are refused, until
+    --undo puts the positions back, or `run --accept-forgotten` begins again. Without --apply nothing is done. Exits
+    with 1 where the group is not paused, a run of it is open, or it is not as it was when the plan was made.
+    """
+    if no_export and export is not None:
+        raise ConfigError("give --export FILE or --no-export, not both")
+    require_reason(apply, reason)
+    admin = Admin(ledger.engine(), schema=ledger.schema)
+    file = None if no_export else export or Path(_file_of(group))
+    plan = admin.plan_undo_forget(group) if undo else admin.plan_forget(group, export_to=file)
+    result = admin.apply(plan, reason=reason or "", actor=actor) if apply and not plan.is_done else None
+    answer(
+        asdict(plan) | {"applied": result is not None, "result": None if result is None else asdict(result)},
+        *_forget_lines(plan, result),
+        as_json=ledger.as_json,
+    )
+
+
+def _file_of(group: str) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', group)}-forgotten-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
+
+
+def _forget_lines(plan: ForgetPlan, result: ForgetResult | None) -> list[str]:
+    if plan.is_done:
+        now = "not forgotten" if plan.undo else f"forgotten since {plan.forgotten_at}"
+        return [f"{plan.group} is {now}; nothing to do"]
+    if result is None:
+        verb = "undo the forgetting of" if plan.undo else "forget"
+        said = [f"  - {each}" for each in plan.consequences]
+        return [f"would {verb} {plan.group}:", *said, "dry run; --apply does it"]
+    if plan.undo:
+        return [f"{plan.group} has its {numbered(result.partitions, 'position')} again, and is paused"]
+    gone = f"{numbered(result.dead_letters, 'dead letter')} and {numbered(result.lost_ranges, 'lost range')}"
+    copied = "" if result.file is None else f", which are in {result.file}"
+    return [f"{plan.group} is forgotten, with {gone}{copied}"]
+
+
+def _list_forgotten(admin: Admin, *, as_json: bool) -> None:
+    found = admin.forgotten()
+    if as_json:
+        answer([asdict(each) for each in found], as_json=True)
+    elif not found:
+        typer.echo("no group is forgotten")
+    else:
+        rows = [(each.name, each.partitions, each.at, each.by, each.reason) for each in found]
+        print_table(None, ("group", "partitions", "forgotten at", "by", "reason"), rows, numeric=NUMERIC)
+
+
+def _carry_out(
+    group: str, ledger: LedgerOptions, *, paused: bool, apply: bool, reason: str | None, actor: str | None
+) -> None:
+    require_reason(apply, reason)
+    known_group(engine := ledger.engine(), group, ledger.schema)
+    admin = Admin(engine, schema=ledger.schema)
+    plan = admin.plan_pause(group) if paused else admin.plan_resume(group)
+    if apply and not plan.is_done:
+        admin.apply(plan, reason=reason or "", actor=actor)
+    answer(asdict(plan) | {"applied": apply and not plan.is_done}, *_lines(plan, apply=apply), as_json=ledger.as_json)
+
+
+def _lines(plan: PausePlan, *, apply: bool) -> list[str]:
+    verb, word = ("pause", "paused") if plan.paused else ("resume", "resumed")
+    if plan.is_done:
+        by = f" by {plan.paused_by or 'unknown'}: {plan.paused_reason or 'no reason given'}" if plan.paused else ""
+        return [f"{plan.group} is {'paused' if plan.paused else 'not paused'}{by}; nothing to do"]
+    if apply:
+        return [f"{plan.group} is {word}"]
+    return [f"would {verb} {plan.group}:", *(f"  - {each}" for each in plan.consequences), "dry run; --apply does it"]
+
+
+def _row(group: GroupSummary) -> tuple[object, ...]:
+    paused = "" if group.pause is None else plain(f"by {group.pause.by or 'unknown'}")
+    lag_time = None if group.lag_seconds is None else lasting(group.lag_seconds)
+    room = "" if group.headroom_seconds is None else f" ({lasting(group.headroom_seconds)})"
+    headroom = None if group.headroom is None else f"{group.headroom}{room}"
+    counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, headroom, group.stopped)
+    return (group.name, group.version, paused, *counts, group.dead_letters, moment(group.committed_at))

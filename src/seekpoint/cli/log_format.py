@@ -1,0 +1,91 @@
+"""What ``seekpoint run`` writes to stderr: lines for people, or one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from copy import copy
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from seekpoint import events
+from seekpoint.cli.errors import masked, message_of
+
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+
+
+class LogFormat(StrEnum):
+    """How a line of the log is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class MaskingFormatter(logging.Formatter):
+    """No password gets into the log, whatever wrote the message; what ended a worker is a sentence."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line of text, and the traceback."""
+        return masked(super().format(_explained(record)))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time, level, logger, message, and the fields of the record's extra."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line; an exception's traceback is the field ``traceback``."""
+        record = _explained(record)
+        fields: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields.update((name, value) for name, value in vars(record).items() if name not in {*_STANDARD, *fields})
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(_safe(fields))
+
+
+def set_up_logging(form: LogFormat) -> None:
+    """Write the log to stderr, unless the program has set up its own."""
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter()
+        if form is LogFormat.JSON
+        else MaskingFormatter("%(asctime)s %(levelname)-7s %(name)s %(message)s")
+    )
+    root.addHandler(handler)
+    logging.getLogger("seekpoint").setLevel(logging.INFO)
+    # It warns of each statement after one that failed in the same pipeline: a handler's, while a record is searched.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
+
+
+def _explained(record: logging.LogRecord) -> logging.LogRecord:
+    """The record of a worker's end by an error, with the command's sentence in place of the traceback."""
+    match record.args:
+        case (group, events.WorkerStopped(error=BaseException() as error, is_aborted=False)):
+            record = copy(record)
+            why = message_of(error) if isinstance(error, Exception) else repr(error)
+            record.msg, record.args = "%sWorkerStopped: %s", (group, why)
+            record.exc_info = record.exc_text = None
+    return record
+
+
+def _safe(value: Any) -> Any:
+    """The value as JSON can have it, each string in it without passwords."""
+    match value:
+        case None | bool() | int():
+            return value
+        case Mapping():
+            return {masked(str(name)): _safe(one) for name, one in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_safe(one) for one in value]
+        case _:
+            return masked(str(value)) if not isinstance(value, float) else value

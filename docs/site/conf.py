@@ -25,7 +25,7 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
 # What a type alias of ours is an alias of, and its type variable.
-nitpick_ignore_regex = [(r"py:class", r"collections\.abc\.\w+"), (r"py:obj", r"seekpoint\.codecs\.V")]
+nitpick_ignore_regex = [(r"py:class", r"collections\.abc\.\w+"), (r"py:obj", r"seekpoint\.codecs\.(codec\.)?V")]
 
 smartquotes = False  # two hyphens begin an option
 

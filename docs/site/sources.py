@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from api_pages import FOLDER, api_pages
-from command_page import PATH, command_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
@@ -42,7 +41,7 @@ def write_sources(folder: Path) -> None:
     for source, place in pages.items():
         text = _COMMENT.sub("", source.read_text(encoding="utf-8"))
         _write(folder / place, _with_links(text, _rewriter(source, place, pages, folder)))
-    generated = {**api_pages(), PATH: command_page()}
+    generated = api_pages()
     for path, text in generated.items():
         if (folder / path).with_suffix(".md").exists():
             raise PageError(f"{path} is generated: a page in docs/ cannot have its place")
@@ -138,7 +137,7 @@ def navigation(places: list[str]) -> dict[str, str]:
             sections.setdefault(_section(place), []).append(place)
         else:
             below.setdefault(parent, []).append(place)
-    sections.setdefault("Reference", []).extend([f"{FOLDER}/index.rst", PATH])
+    sections.setdefault("Reference", []).extend([f"{FOLDER}/index.rst"])
     ordered = sorted(sections, key=lambda name: LAST.index(name) if name in LAST else -1)
     front = "".join(_toctree(name, sections[name]) for name in ordered)
     return {"index.md": front} | {

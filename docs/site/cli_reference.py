@@ -1,0 +1,151 @@
+"""Writes the options of every command into docs/reference/cli.md, below what is written there by hand.
+
+python docs/site/cli_reference.py            # write them
+python docs/site/cli_reference.py --check    # exit with 1 where the page is not what would be written
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from seekpoint.cli.app import app
+
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "cli.md"
+BEGIN, END = "<!-- options: docs/site/cli_reference.py writes them -->", "<!-- end of options -->"
+SHARED_HEADING = "Options that several commands share"
+SHARED_LINK = "#options-that-several-commands-share"
+SHARED = ("--database-url", "--schema", "--kafka", "--kafka-config", "--json", "--apply", "--reason", "--actor")
+HAS_ALL_SHARED = ("offsets", "reset")
+
+_VALUES = {"<str>": "TEXT", "<list[str]>": "TEXT", "<int>": "N", "<int range>": "N", "<path>": "FILE"}
+_NOTES = re.compile(r"\s*\[((?:required|default: |env var: |[^\[\]]*[<>]=)[^\[\]]*)\]$")
+_SECTION = re.compile(
+    r"(?P<head>^## `seekpoint (?P<words>[^`]+)`\n|^## (?P<other>[^\n]+)\n)(?P<body>.*?)(?=^## |\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+BLOCK = re.compile(rf"\n*{re.escape(BEGIN)}.*?{re.escape(END)}\n", re.DOTALL)
+
+
+class PageError(Exception):
+    """The page has not a section for each command."""
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Every command that does something, by its words."""
+    below = getattr(command, "commands", {})
+    found = {words: leaf for name, one in below.items() for words, leaf in leaves(one, (*path, name)).items()}
+    if not below or (path and getattr(command, "invoke_without_command", False)):
+        found[path] = command
+    return found
+
+
+def with_options(page: str, program: Any) -> str:
+    """The page with the options of each of the program's commands at the end of its section. Raises PageError."""
+    commands = leaves(program)
+    shared = {one.opts[0]: one for one in commands[HAS_ALL_SHARED].params if one.opts[0] in SHARED}
+    left = set(commands)
+
+    def replaced(section: re.Match[str]) -> str:
+        body = BLOCK.sub("\n", section["body"]).strip("\n")
+        if section["words"]:
+            words = tuple(section["words"].split())
+            if words not in left:
+                raise PageError(f"there is no command {' '.join(words)!r}, or it has two sections")
+            left.remove(words)
+            block = _of_command(commands[words], shared)
+        elif section["other"] == SHARED_HEADING:
+            block = list(_table(commands[HAS_ALL_SHARED], [shared[name] for name in SHARED]))
+        else:
+            return section[0]
+        written = "\n".join([BEGIN, *block, END])
+        return f"{section['head']}\n{body}\n\n{written}\n\n"
+
+    written = _SECTION.sub(replaced, page).rstrip("\n") + "\n"
+    if left:
+        raise PageError(f"no section with what it does: {', '.join(sorted(map(' '.join, left)))}")
+    return written
+
+
+def _of_command(command: Any, shared: dict[str, Any]) -> list[str]:
+    def is_shared(parameter: Any) -> bool:
+        known = shared.get(parameter.opts[0])
+        return known is not None and known.help == parameter.help
+
+    listed = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+    lines = list(_table(command, [one for one in listed if not is_shared(one)]))
+    common = sorted(filter(is_shared, listed), key=lambda one: SHARED.index(one.opts[0]))
+    if names := ", ".join(f"`{option}`" for one in common for option in one.opts):
+        lines += ["", f"{'Also takes' if lines else 'Takes'} {names} ([shared]({SHARED_LINK}))."]
+    return lines or ["It takes no options."]
+
+
+def _table(command: Any, parameters: list[Any]) -> Iterator[str]:
+    context = command.context_class(command)
+    records = [(one, one.get_help_record(context)) for one in parameters]
+    if records:
+        yield from ("", "| option | meaning |", "|---|---|")
+    for one, (names, described) in records:
+        yield f"| `{_cell(_named(one, names))}` | {_cell(_meaning(described))} |"
+
+
+def _named(parameter: Any, names: str) -> str:
+    """``GROUP``, ``--limit N``, ``--sort name|lag``."""
+    if parameter.param_type_name == "argument":
+        name = names.partition(" <")[0]
+        return name if parameter.metavar else name.upper()
+    name, _, value = names.partition(" <")
+    if not value:
+        return name
+    shown = re.sub(r"^(?:list)?\[(.*)\]$", r"\1", value.removesuffix(">"))
+    return f"{name} {_VALUES.get(f'<{value}', shown)}"
+
+
+def _meaning(text: str) -> str:
+    """A parameter's help, then whether it is required, its default, its environment variable and its range."""
+    text = text.replace("\n", " ")
+    notes: list[str] = []
+    if found := _NOTES.search(text):
+        text, notes = text[: found.start()], found[1].split("; ")
+    sentences = [text if text.endswith(".") else f"{text}."] if text else []
+    for note in notes:
+        kind, _, value = note.partition(": ")
+        if kind == "required":
+            sentences.append("Required.")
+        elif kind == "default" and "Default:" not in text:
+            sentences.append(f"Default: {value[1:-1] if value.startswith('(') else f'`{value}`'}.")
+        elif kind == "env var":
+            sentences.append(f"Environment: `{value}`.")
+        elif "=" in kind and not re.search(r"\d{10}", kind):
+            sentences.append(f"`{kind}`.")
+    return " ".join(sentences)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    before = PAGE.read_text(encoding="utf-8")
+    try:
+        after = with_options(before, get_command(app))
+    except PageError as error:
+        print(f"{PAGE}: {error}", file=sys.stderr)
+        return 1
+    if after == before:
+        return 0
+    if "--check" in sys.argv[1:]:
+        print(f"{PAGE}: the options are not those of the code: run {Path(__file__).name}", file=sys.stderr)
+        return 1
+    PAGE.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Who looks at the console, and what that user may do."""
+
+from __future__ import annotations
+
+import inspect
+import ipaddress
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from starlette.requests import HTTPConnection
+
+
+class Right(IntEnum):
+    """What a user may do. ``OPERATE`` includes ``READ``."""
+
+    NONE = 0
+    READ = 1
+    OPERATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A user as the history names it, and the right."""
+
+    user: str
+    right: Right
+
+
+AccessOf = Callable[[HTTPConnection], Access | Awaitable[Access]]
+"""Of a request; it may be async. What it raises is answered with 500, and nothing is shown or done."""
+
+
+def local(user: str, right: Right) -> AccessOf:
+    """Access for requests of this machine, all of one user; none for others, nor for those that a proxy passes on."""
+
+    def access(request: HTTPConnection) -> Access:
+        return Access(user, right if _is_of_this_machine(request) else Right.NONE)
+
+    return access
+
+
+async def access_of(ask: AccessOf, request: HTTPConnection) -> Access:
+    """What ``ask`` answers, awaited where it is async."""
+    found = ask(request)
+    return await found if inspect.isawaitable(found) else found
+
+
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
+
+
+def _is_of_this_machine(request: HTTPConnection) -> bool:
+    if any(name in request.headers for name in _OF_PROXIES):  # the proxy is here, its users need not be
+        return False
+    try:
+        return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:  # a name, or a Unix socket's empty one
+        return False

@@ -1,0 +1,189 @@
+"""Actions: a plan with its numbers, a reason, and the plan carried out by whom it was shown to."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from seekpoint.admin import AcceptPlan, Admin, PausePlan, ResetPlan, ResetTo
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.records import Partition
+from seekpoint.web.filters import where_of
+from seekpoint.web.reading import Reads
+from seekpoint.web.site import Asked, Page, Site
+
+FORM = "apply"
+MOST = 5_000  # dead letters of a plan
+
+
+@dataclass(frozen=True, slots=True)
+class _DeadLettersPlan:
+    group: str
+    ids: tuple[int, ...]
+    consequences: tuple[str, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.ids
+
+
+class DiscardPlan(_DeadLettersPlan):
+    """To close these dead letters without applying their records."""
+
+
+class ReplayPlan(_DeadLettersPlan):
+    """To have a running worker of the group replay these dead letters."""
+
+
+Plan = PausePlan | ResetPlan | AcceptPlan | DiscardPlan | ReplayPlan
+PLANS: Mapping[str, type[Any]] = {
+    "pause": PausePlan, "resume": PausePlan, "reset": ResetPlan, "accept-lost": AcceptPlan,
+    "accept-topic": AcceptPlan, "discard": DiscardPlan, "replay": ReplayPlan,
+}  # fmt: skip
+
+
+class Actions:
+    """Plans are made on the read-only pool, and carried out by ``admin``."""
+
+    def __init__(self, site: Site, reads: Reads, admin: Admin) -> None:
+        self._site, self._reads, self._admin = site, reads, admin
+        self._plans: Mapping[str, Callable[[Admin, Asked], Plan]] = {
+            "pause": lambda admin, asked: admin.plan_pause(asked["group"]),
+            "resume": lambda admin, asked: admin.plan_resume(asked["group"]),
+            "reset": _reset,
+            "accept-lost": lambda admin, asked: admin.plan_accept_lost(asked["group"], _partition(asked)),
+            "accept-topic": _accept_topic,
+            "discard": _discard,
+            "replay": _replay,
+        }
+
+    async def plan(self, asked: Asked) -> Page:
+        """The plan that these parameters ask for, and a form to carry it out."""
+        action = asked["action"]
+        make = self._plans.get(action)
+        if make is None:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"there is no action {action!r}")
+        plan = await self._reads.ask(lambda admin: make(admin, asked))
+        packed = urlsafe_b64encode(msgspec.json.encode(plan))
+        token = self._site.tokens.issue(asked.access.user, f"{FORM} {action}", packed)
+        title = f"{action.replace('-', ' ').capitalize()}: {plan.group}"
+        shown = {"action": action, "plan": plan, "packed": packed.decode(), "token": token}
+        return Page("plan", title, plan, shown, is_live=False)
+
+    async def apply(self, asked: Asked) -> str:
+        """Carry out the plan of a form. Raises Fenced where the group is no longer as the plan says."""
+        action, packed, reason = asked["action"], asked["plan"].encode(), asked["reason"].strip()
+        if not self._site.tokens.redeem(asked["token"], asked.access.user, f"{FORM} {action}", packed):
+            raise HTTPException(
+                HTTPStatus.FORBIDDEN,
+                "this form was sent before, is over an hour old, or is not yours: make the plan again",
+            )
+        if not reason:
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "a reason is needed: make the plan again")
+        plan = msgspec.json.decode(urlsafe_b64decode(packed), type=PLANS[action])
+        return await run_in_threadpool(self._carry_out, plan, reason, asked)
+
+    def _carry_out(self, plan: Plan, reason: str, asked: Asked) -> str:
+        """Returns the page that shows what follows."""
+        actor = asked.access.user
+        match plan:
+            case ResetPlan():
+                accept_loss = asked.parameters.get("accept_loss") == "yes"
+                self._admin.apply(plan, reason=reason, actor=actor, wait=10.0, accept_loss=accept_loss)
+            case DiscardPlan():
+                of = self._admin.dead_letters(plan.group, actor=actor)
+                refused = [one for one in of.discard(plan.ids, reason=reason) if one.refusal is not None]
+                if refused:
+                    first = refused[0]
+                    raise Fenced(
+                        f"{len(plan.ids) - len(refused):,} dead letters were discarded; {len(refused):,} are no longer "
+                        f"open, dead letter {first.dead_letter.id} first: {first.refusal}"
+                    )
+            case ReplayPlan():
+                request = self._admin.request_replay(plan.group, plan.ids, reason=reason, actor=actor)
+                return f"replay?{urlencode({'group': plan.group, 'id': request.id})}"
+            case PausePlan() | AcceptPlan():
+                self._admin.apply(plan, reason=reason, actor=actor)
+        return f"group?{urlencode({'group': plan.group})}"
+
+
+def _partition(asked: Asked) -> Partition:
+    return Partition(asked["topic"], asked.whole("partition"))
+
+
+def _reset(admin: Admin, asked: Asked) -> ResetPlan:
+    given = (asked.given("value") or "").strip()
+    topics = None
+    if "topic" in asked.parameters:
+        topics = {asked["topic"]: [asked.whole("partition")] if "partition" in asked.parameters else None}
+    return admin.plan_reset(asked["group"], _target(asked["target"], given), topics)
+
+
+def _target(target: str, given: str) -> ResetTo:
+    match target:
+        case "offset" | "shift":
+            try:
+                number = int(given)
+            except ValueError:
+                raise ConfigError(f"{target} takes a whole number, not {given!r}") from None
+            return ResetTo.offset(number) if target == "offset" else ResetTo.shift(number)
+        case "datetime" | "processed":
+            try:
+                at = datetime.fromisoformat(given)
+            except ValueError:
+                raise ConfigError(f"{target} takes a time such as 2026-11-22T14:00Z, not {given!r}") from None
+            return ResetTo.time(at) if target == "datetime" else ResetTo.processed(at)
+        case "earliest":
+            return ResetTo.earliest()
+        case "latest":
+            return ResetTo.latest()
+        case "after-failed":
+            return ResetTo.after_failed()
+    raise ConfigError(f"there is no target {target!r}")
+
+
+def _accept_topic(admin: Admin, asked: Asked) -> AcceptPlan:
+    at = (asked.given("at") or "").strip()
+    return admin.plan_accept_topic(asked["group"], asked["topic"], at=asked.whole("at") if at else None)
+
+
+def _chosen(admin: Admin, asked: Asked) -> tuple[list[int], list[str]]:
+    """The dead letters that ids or a filter name, and a sentence for those that are not part of the plan."""
+    of = admin.dead_letters(asked["group"])
+    if asked.given("ids"):
+        named = asked["ids"].split(",")
+        if len(named) > MOST or not all(one.isascii() and one.isdigit() for one in named):
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"ids are at most {MOST:,} numbers, with commas between them")
+        planned = of.plan_discard(int(one) for one in named)
+        refused = [f"dead letter {one.dead_letter.id}: {one.refusal}" for one in planned if one.refusal is not None]
+        return [one.dead_letter.id for one in planned if one.refusal is None], refused
+    found = [one.id for one in of.list(where_of(asked), limit=MOST + 1)]
+    more = [f"only the first {MOST:,} are part of this plan: make another one after it"] if found[MOST:] else []
+    return found[:MOST], more
+
+
+def _discard(admin: Admin, asked: Asked) -> DiscardPlan:
+    ids, more = _chosen(admin, asked)
+    what = [
+        f"{len(ids):,} dead letters are closed; their records are not applied, and are kept with the reason",
+        "what they block for keep_key_order can be replayed then",
+    ]
+    return DiscardPlan(asked["group"], tuple(ids), (*(what if ids else ()), *more))
+
+
+def _replay(admin: Admin, asked: Asked) -> ReplayPlan:
+    ids, more = _chosen(admin, asked)
+    plan = admin.plan_replay(asked["group"], ids)
+    what = [f"{len(plan.ids):,} dead letters are replayed; one that fails again stays open", *plan.consequences]
+    more += [f"dead letter {one.dead_letter.id}: {one.refusal}" for one in plan.refused]
+    return ReplayPlan(asked["group"], plan.ids, (*(what if plan.ids else ()), *more))

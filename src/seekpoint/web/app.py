@@ -1,0 +1,73 @@
+"""``create_app``: the console as an ASGI application."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
+
+from starlette.applications import Starlette
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from seekpoint.admin import Admin
+from seekpoint.web.access import AccessOf, Right, local
+from seekpoint.web.actions import Actions
+from seekpoint.web.guard import Guard
+from seekpoint.web.pages import Pages
+from seekpoint.web.reading import Reads
+from seekpoint.web.site import Site
+from seekpoint.web.tokens import Tokens
+
+Payloads = Literal["none", "full"]
+STATIC = Path(__file__).parent / "static"
+
+
+def create_app(
+    admin: Admin,
+    *,
+    access: AccessOf | None = None,
+    allow_actions: bool = False,
+    payloads: Payloads = "none",
+    refresh: float = 2.0,
+    hosts: Collection[str] = (),
+    secret: bytes | None = None,
+    reader: Admin | None = None,
+) -> ASGIApp:
+    """The console of one ledger, as an ASGI application that can be mounted below any path.
+
+    ``access`` says who asks and what that user may do; without it, requests of this machine may read, or with
+    ``allow_actions`` operate, and others see nothing. With ``access``, ``allow_actions=False`` lets all users read
+    only. ``payloads`` is "full" where keys, values, headers and error texts may be shown. Pages are read again every
+    ``refresh`` seconds. ``hosts`` are the names that browsers may use besides localhost. ``secret`` signs forms: give
+    the same bytes to processes that share their users. ``admin`` carries out actions. Pages are read on a pool of its
+    own, made from the URL of the admin's engine, or by ``reader``: give one whose engine is not made from a URL alone.
+    Makes no connection before the first request.
+    """
+    ask = access or local(getpass.getuser(), Right.OPERATE if allow_actions else Right.READ)
+    site = Site(ask, Tokens(secret), allow_actions=allow_actions, shows_payloads=payloads == "full", refresh=refresh)
+    reads = Reads(admin, reader)
+    pages, actions = Pages(site, reads, admin), Actions(site, reads, admin)
+    shown = {
+        "/": pages.groups,
+        "/group": pages.group,
+        "/partition": pages.partition,
+        "/dead-letters": pages.dead_letters,
+        "/dead-letter": pages.dead_letter,
+        "/replay": pages.replay,
+        "/reloads": pages.reloads,
+        "/history": pages.history,
+        "/health": pages.health,
+    }
+    app = Starlette(
+        routes=[
+            *(Route(path, site.page(ask_for), methods=["GET"]) for path, ask_for in shown.items()),
+            *(Route(f"/api{path}", site.api(ask_for), methods=["GET"]) for path, ask_for in shown.items()),
+            Route("/plan", site.page(actions.plan, Right.OPERATE), methods=["GET"]),
+            Route("/apply", site.post(actions.apply), methods=["POST"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+    )
+    return Guard(app, hosts)  # around all of it: answers of 500 have its headers, too

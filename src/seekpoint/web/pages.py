@@ -1,0 +1,221 @@
+"""What each page reads and shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from seekpoint.admin import (
+    Admin,
+    BrokersAway,
+    DeadLetterCause,
+    GroupStatus,
+    Level,
+    PartitionStatus,
+    ReloadStatus,
+    portable,
+)
+from seekpoint.ledger.dead_letters import DeadLetter
+from seekpoint.records import Partition
+from seekpoint.web import present
+from seekpoint.web.filters import FILTER, where_of
+from seekpoint.web.reading import Answer, Reads
+from seekpoint.web.site import Asked, Page, Site
+
+PARTITIONS, DEAD_LETTERS, ACTIONS = 100, 100, 200  # on a page
+BROKERS_AWAY = 30.0  # seconds for which brokers that did not answer are not asked
+DIAGNOSED = 30.0  # seconds for which a diagnosis is shown
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+HIDDEN = ("key", "value", "headers", "error", "traceback", "replay_error", "replay_traceback")
+TEXTS = frozenset({"message", "attempt_error", "error"})  # of errors: they may quote a record
+
+
+class Pages:
+    """One method a page; each returns what its template shows, and the same as data."""
+
+    def __init__(self, site: Site, reads: Reads, admin: Admin) -> None:
+        self._site, self._reads, self._admin = site, reads, admin
+        self._brokers_away = 0.0, ""  # until when they are not asked, and why
+
+    async def groups(self, _: Asked) -> Page:
+        """Every group in a line, the worst first."""
+
+        def read(admin: Admin) -> tuple[list[Any], list[ReloadStatus]]:
+            return admin.groups(), admin.reloads(is_open=True)
+
+        answer = await self._reads.read("groups", read)
+        found, runs = answer.value
+        lines = [(present.state_of_group(group), group) for group in found]
+        lines.sort(key=lambda line: (line[0].rank, -(line[1].lag or 0), line[1].name))
+        data = [{"state": state.word, "group": group} for state, group in lines]
+        return _page(answer, "groups", "Groups", data, lines=lines, runs=runs)
+
+    async def group(self, asked: Asked) -> Page:
+        """A group: its partitions, a hundred on a page, workers, what weakens the guarantee, what was lost."""
+        name, number = asked["group"], max(1, asked.whole("page", 1))
+
+        def read(admin: Admin) -> dict[str, Any]:
+            group, doubts = self._status(admin, name)
+            lines = [(present.state_of_partition(at, group), at) for at in group.partitions]
+            lines.sort(key=lambda line: (line[0].rank, -(line[1].lag or 0), line[1].position.partition))
+            pages = max(1, -(-len(lines) // PARTITIONS))
+            shown = min(number, pages)
+            of_page = lines[(shown - 1) * PARTITIONS : shown * PARTITIONS]
+            drawn = admin.samples(name, [at.position.partition for _, at in of_page], HOUR)
+            return {
+                "group": group,
+                "doubts": doubts,
+                "lines": [(state, at, present.sparkline(drawn[at.position.partition])) for state, at in of_page],
+                "samples": [{"partition": at, "samples": each} for at, each in drawn.items()],
+                "number": shown,
+                "pages": pages,
+                "explanation": admin.explain(name),
+                "lost": admin.lost([name]),
+            }
+
+        answer = await self._reads.read(("group", name, number), read)
+        found = answer.value
+        data = {each: found[each] for each in ("group", "doubts", "explanation", "lost", "samples")}
+        return _page(answer, "group", name, self._public(data), totals=_totals(found["group"]), **found)
+
+    async def partition(self, asked: Asked) -> Page:
+        """A partition: its positions over the last day, its row in the ledger, its history and losses."""
+        name, at = asked["group"], Partition(asked["topic"], asked.whole("partition"))
+
+        def read(admin: Admin) -> dict[str, Any]:
+            group, doubts = self._status(admin, name)
+            line = next((each for each in group.partitions if each.position.partition == at), None)
+            drawn = admin.samples(name, [at], DAY)[at]
+            return {
+                "group": group,
+                "line": line,
+                "state": None if line is None else present.state_of_partition(line, group),
+                "doubts": doubts,
+                "samples": drawn,
+                "history": admin.history(name, [at.topic], partition=at.number),
+                "lost": [one for one in admin.lost([name]) if one.partition == at],
+            }
+
+        answer = await self._reads.read(("partition", name, at), read)
+        found = answer.value
+        chart = present.positions_chart(found["samples"])
+        data = {each: found[each] for each in ("line", "doubts", "samples", "history", "lost")}
+        return _page(answer, "partition", f"{at} of {name}", self._public(data), at=at, chart=chart, **found)
+
+    async def dead_letters(self, asked: Asked) -> Page:
+        """The open dead letters of a group that meet a filter: how many of each failure, and the first hundred."""
+        name, where = asked["group"], where_of(asked)
+
+        def read(admin: Admin) -> tuple[Sequence[DeadLetterCause], list[DeadLetter]]:
+            of = admin.dead_letters(name)
+            return of.by_cause(where), list(of.list(where, limit=DEAD_LETTERS))
+
+        answer = await self._reads.read(("dead letters", name, where), read)
+        causes, found = answer.value
+        total = sum(one.count for one in causes)
+        data = {
+            "total": total,
+            "causes": self._public(causes),
+            "dead_letters": [self._portable(one, name) for one in found],
+        }
+        narrowed = {each: value for each in FILTER if (value := asked.given(each))}
+        shown: dict[str, Any] = {"group": name, "causes": causes, "found": found, "total": total, "narrowed": narrowed}
+        return _page(answer, "dead_letters", f"Dead letters of {name}", data, **shown)
+
+    async def dead_letter(self, asked: Asked) -> Page:
+        """One dead letter, with its record as far as it may be shown."""
+        name, number = asked["group"], asked.whole("id")
+        answer = await self._reads.read(
+            ("dead letter", name, number), lambda admin: admin.dead_letters(name).get(number)
+        )
+        one = answer.value
+        return _page(answer, "dead_letter", f"Dead letter {number}", self._portable(one, name), group=name, one=one)
+
+    async def replay(self, asked: Asked) -> Page:
+        """A request for a replay, until a worker has ended it."""
+        name, number = asked["group"], asked.whole("id")
+        answer = await self._reads.read(("replay", name, number), lambda admin: admin.replay_request(name, number))
+        one = answer.value
+        data = self._public(one)
+        return _page(answer, "replay", f"Replay {number}", data, is_live=not one.has_ended, group=name, one=one)
+
+    async def reloads(self, _: Asked) -> Page:
+        """Runs of reloads and batches, the newest first."""
+        answer = await self._reads.read("reloads", lambda admin: admin.reloads())
+        return _page(answer, "reloads", "Reloads", self._public(answer.value), runs=answer.value)
+
+    async def history(self, asked: Asked) -> Page:
+        """What was done to a group, or to all: who, when and why."""
+        name = asked.given("group")
+
+        def read(admin: Admin) -> list[tuple[str, Any]]:
+            if name is None:
+                return admin.recent_actions(limit=ACTIONS)
+            return [(name, action) for action in admin.history(name, limit=ACTIONS)]
+
+        answer = await self._reads.read(("history", name), read)
+        data = [{"group": group, "action": action} for group, action in answer.value]
+        return _page(answer, "history", "History", data, group=name, actions=answer.value)
+
+    async def health(self, _: Asked) -> Page:
+        """What the doctor finds."""
+        # Of the pool that acts: on the other, the doctor finds a login that cannot write.
+        answer = await self._reads.read("health", lambda _: self._admin.doctor(), keep=DIAGNOSED)
+        rank = [Level.FAILURE, Level.WARNING, Level.OK].index
+        findings = sorted(answer.value.findings, key=lambda one: rank(one.level))
+        return _page(answer, "health", "Health", answer.value, is_live=False, diagnosis=answer.value, findings=findings)
+
+    def _status(self, admin: Admin, name: str) -> tuple[GroupStatus, list[str]]:
+        """A group, of the brokers too; those that did not answer are left alone for a while: each page would wait."""
+        until, away = self._brokers_away
+        if monotonic() < until:
+            (group,), doubts = Admin(admin.engine, schema=admin.schema, limits=admin.limits).status([name])
+            return group, [*doubts, away]
+        (group,), doubts = admin.status([name])
+        for doubt in doubts:
+            if isinstance(doubt, BrokersAway):
+                self._brokers_away = monotonic() + BROKERS_AWAY, doubt
+        return group, doubts
+
+    def _public(self, data: Any) -> Any:
+        """Data as JSON has it, without texts of errors where these may not be shown."""
+        found = msgspec.to_builtins(data, enc_hook=str)
+        return found if self._site.shows_payloads else _without_texts(found)
+
+    def _portable(self, one: DeadLetter, group: str) -> dict[str, Any]:
+        found = portable(one, group)
+        return found if self._site.shows_payloads else {k: v for k, v in found.items() if k not in HIDDEN}
+
+
+def _without_texts(data: Any) -> Any:
+    match data:
+        case dict():
+            return {name: _without_texts(value) for name, value in data.items() if name not in TEXTS}
+        case list() | tuple():
+            return [_without_texts(value) for value in data]
+    return data
+
+
+def _totals(group: GroupStatus) -> dict[str, Any]:
+    """Of all its partitions; None where one of them is not known."""
+
+    def total(of: Callable[[PartitionStatus], float | None], join: Callable[[Sequence[float]], float]) -> float | None:
+        values = [of(at) for at in group.partitions]
+        known = [value for value in values if value is not None]
+        return join(known) if known and len(known) == len(values) else None
+
+    return {
+        "lag": total(lambda at: at.lag, sum),
+        "lag_seconds": total(lambda at: at.lag_seconds, max),
+        "headroom_seconds": total(lambda at: at.headroom_seconds, min),
+        "dead_letters": sum(at.dead_letters for at in group.partitions),
+        "stopped": sum(at.position.stop is not None for at in group.partitions),
+    }
+
+
+def _page(answer: Answer[Any], template: str, title: str, data: Any, *, is_live: bool = True, **shown: Any) -> Page:
+    return Page(template, title, data, shown, answer.age, answer.error, is_live)

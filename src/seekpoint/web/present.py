@@ -1,0 +1,191 @@
+"""Values as pages show them: numbers, times, states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from markupsafe import Markup
+
+from seekpoint.admin import GroupStatus, GroupSummary, PartitionStatus, Sample
+from seekpoint.ledger.positions import Stop
+from seekpoint.records import Partition
+
+NOT_KNOWN = "\N{EN DASH}"
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How something is: a word, a sign beside it, and the ``rank`` by which the worst comes first."""
+
+    word: str
+    sign: str
+    level: str  # ok, note, warning or failure: the class of the style sheet
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a user may decide about a stop: a button to the plan that these parameters ask for."""
+
+    label: str
+    parameters: Mapping[str, str | int]
+
+
+STOPPED = State("stopped", "■", "failure", 0)
+IDLE = State("no worker", "▲", "failure", 1)
+UNKNOWN = State("lag not known", "?", "warning", 2)
+DEAD_LETTERS = State("dead letters", "▲", "warning", 3)
+PAUSED = State("paused", "‖", "note", 4)
+RETRYING = State("retrying", "↻", "warning", 4)
+RUNNING = State("running", "●", "ok", 5)
+CAUGHT_UP = State("caught up", "●", "ok", 6)
+
+
+def state_of_group(group: GroupSummary) -> State:
+    """The first of its states; a pause comes before what it causes, although that would be worse."""
+    if group.stopped:
+        return STOPPED
+    if group.pause is not None:
+        return PAUSED
+    return _running(group.lag, group.dead_letters, has_worker=group.owned > 0 and group.workers > 0)
+
+
+def state_of_partition(at: PartitionStatus, group: GroupStatus) -> State:
+    """A partition's state, as that of its group; and whether a record of it is being tried again."""
+    if at.position.stop is not None:
+        return STOPPED
+    if group.pause is not None:
+        return PAUSED
+    is_tried = at.position.attempt_offset is not None
+    return _running(at.lag, at.dead_letters, has_worker=at.position.owner is not None, is_tried=is_tried)
+
+
+def _running(lag: int | None, dead_letters: int, *, has_worker: bool, is_tried: bool = False) -> State:
+    if not has_worker:
+        return IDLE
+    if lag is None:
+        return UNKNOWN
+    if dead_letters:
+        return DEAD_LETTERS
+    if is_tried:
+        return RETRYING
+    return RUNNING if lag else CAUGHT_UP
+
+
+def choices_of(group: str, at: Partition, stop: Stop) -> list[Choice]:
+    """The plans that resolve a stop of this kind; none where it ends by itself, or needs what no plan does."""
+    where: dict[str, str | int] = {"group": group, "topic": at.topic, "partition": at.number}
+    match stop.kind:
+        case "PoisonStop":
+            return [Choice("Skip the record", {"action": "reset", "target": "after-failed", **where})]
+        case "OffsetLost":
+            return [
+                Choice("Accept the loss", {"action": "accept-lost", **where}),
+                Choice("Read the log from its start", {"action": "reset", "target": "earliest", **where}),
+            ]
+        case "TopicRecreated":
+            topic: dict[str, str | int] = {"action": "accept-topic", "group": group, "topic": at.topic}
+            return [Choice("Read the new topic from its beginning", topic)]
+    return []
+
+
+def number(value: float | None) -> str:
+    """With a comma between thousands; a dash where it is not known."""
+    return NOT_KNOWN if value is None else f"{value:,.0f}"
+
+
+def age(value: float | timedelta | None) -> str:
+    """Seconds in the largest unit that fits; a dash where they are not known."""
+    if value is None:
+        return NOT_KNOWN
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    for unit, name in _UNITS:
+        if seconds >= unit:
+            return f"{seconds / unit:,.0f} {name}"
+    return "0 s" if seconds <= 0 else "< 1 s"
+
+
+def ago(value: datetime | None) -> str:
+    """How long ago a moment was; a dash where there is none."""
+    return NOT_KNOWN if value is None else f"{age(datetime.now(UTC) - value)} ago"
+
+
+def moment(value: datetime | None) -> str:
+    """In UTC, to the second; a dash where there is none."""
+    return NOT_KNOWN if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def octets(value: bytes | None) -> str:
+    """As text where it is UTF-8 without control characters, else in hexadecimal."""
+    if value is None:
+        return "null"
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return value.hex(" ")
+    return text if all(c.isprintable() or c in "\n\t" for c in text) else value.hex(" ")
+
+
+def sparkline(samples: Sequence[Sample], width: int = 120, height: int = 24) -> Markup:
+    """The lag over time, as a line from 0 to its maximum; nothing where fewer than two samples are there."""
+    if len(samples) < 2:
+        return Markup('<span class="faint">{}</span>').format(NOT_KNOWN)
+    return _line([one.at for one in samples], [one.lag for one in samples], width, height, "lag, ")
+
+
+def positions_chart(samples: Sequence[Sample]) -> Markup:
+    """Position and end of the log over time, and the lag between them."""
+    if len(samples) < 2:
+        return Markup('<p class="faint">Fewer than two samples: nothing to draw yet.</p>')
+    times, lags = [one.at for one in samples], [one.lag for one in samples]
+    low = min(one.next_offset for one in samples)
+    high = max(max(one.log_end, one.next_offset) for one in samples)
+    drawn = {
+        "end": [one.log_end - low for one in samples],
+        "position": [one.next_offset - low for one in samples],
+    }
+    offsets = _chart("Position and end of the log", times, drawn, (low, high))
+    return offsets + _chart("Lag", times, {"lag": lags}, (0, max(lags)))
+
+
+def _chart(
+    what: str,
+    times: Sequence[datetime],
+    lines: Mapping[str, Sequence[int]],
+    bounds: tuple[int, int],
+    size: tuple[int, int] = (720, 160),
+) -> Markup:
+    (width, height), (low, high) = size, map(number, bounds)
+    drawn = Markup("").join(
+        Markup('<polyline class="{}" points="{}"/>').format(
+            name, _points(times, values, bounds[1] - bounds[0], width, height)
+        )
+        for name, values in lines.items()
+    )
+    return Markup(
+        '<div class="chart"><p><span>{what}</span><span>{low} to {high}</span></p><svg viewBox="0 0 {w} {h}" '
+        'preserveAspectRatio="none" role="img" aria-label="{what}, from {low} to {high}">{drawn}</svg>'
+        "<p><span>{begin}</span><span>{end}</span></p></div>"
+    ).format(
+        what=what, w=width, h=height, low=low, high=high, drawn=drawn, begin=moment(times[0]), end=moment(times[-1])
+    )
+
+
+def _line(times: Sequence[datetime], values: Sequence[int], width: int, height: int, what: str) -> Markup:
+    label = f"{what}{number(values[0])} to {number(values[-1])}, at most {number(max(values))}"
+    return Markup(
+        '<svg class="spark" viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" aria-label="{label}">'
+        '<polyline points="{points}"/></svg>'
+    ).format(w=width, h=height, label=label, points=_points(times, values, max(values), width, height))
+
+
+def _points(times: Sequence[datetime], values: Sequence[int], high: int, width: int, height: int) -> str:
+    begin, span = times[0], max((times[-1] - times[0]).total_seconds(), 1.0)
+    return " ".join(
+        f"{(at - begin).total_seconds() / span * (width - 2) + 1:.1f},"
+        f"{height - 2 - value / max(high, 1) * (height - 4):.1f}"
+        for at, value in zip(times, values, strict=True)
+    )

@@ -1,0 +1,110 @@
+"""Reads for pages: on a pool of its own, read only, with a timeout; the last answer where the database is away."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.concurrency import run_in_threadpool
+
+from seekpoint.admin import Admin
+from seekpoint.errors import SeekpointError
+from seekpoint.ledger.schema_revision import check
+from seekpoint.records import one_line
+
+T = TypeVar("T")
+
+TIMEOUT = 2.0  # seconds for a statement
+POOL = 5  # connections
+KEPT = 20  # answers; one of a group with 10,000 partitions takes 12 MB
+
+
+class Unavailable(SeekpointError):  # noqa: N818 -- as the library's others
+    """The database cannot be read, and no earlier answer is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """What was read; ``error`` says why it is ``age`` seconds old, None where it is of now."""
+
+    value: T
+    age: float = 0.0
+    error: str | None = None
+
+
+def reader_of(admin: Admin) -> Admin:
+    """An Admin on a pool of its own, whose transactions write nothing and whose statements end after two seconds."""
+    options = f"-c default_transaction_read_only=on -c statement_timeout={TIMEOUT * 1000:.0f} -c lock_timeout=500"
+    given = admin.engine.url.query.get("options")
+    options = options if given is None else f"{given if isinstance(given, str) else ' '.join(given)} {options}"
+    engine = create_engine(
+        admin.engine.url,
+        connect_args={"options": options, "connect_timeout": int(TIMEOUT)},
+        pool_size=POOL,
+        max_overflow=0,
+        pool_timeout=TIMEOUT,
+        pool_pre_ping=True,
+    )
+    return Admin(engine, admin.kafka, schema=admin.schema, limits=admin.limits)
+
+
+def said_by(error: SQLAlchemyError) -> str:
+    """A database error as one line, without its DETAIL, which may quote rows."""
+    cause = getattr(error, "orig", None) or error
+    said = getattr(getattr(cause, "diag", None), "message_primary", None)
+    return one_line(cause) if said is None else f"{type(cause).__name__}: {said}"
+
+
+class Reads:
+    """Runs reads in threads, and keeps the last answer of each."""
+
+    def __init__(self, admin: Admin, reader: Admin | None = None) -> None:
+        self.admin = reader or reader_of(admin)
+        self._last: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    async def read(self, key: Hashable, question: Callable[[Admin], T], *, keep: float = 0.0) -> Answer[T]:
+        """The answer now, or the last one with its age: for ``keep`` seconds, and where the database is away.
+
+        Raises Unavailable where there is none; ConfigError for a ledger that is missing or old.
+        """
+        last = self._last.get(key)
+        if last is not None and (age := monotonic() - last[0]) < keep:
+            return Answer(last[1], age)
+        try:
+            value = await self.ask(question)
+        except (OperationalError, PoolTimeout) as error:
+            return self._earlier(key, said_by(error))
+        with self._lock:
+            self._last[key] = monotonic(), value
+            self._last.move_to_end(key)
+            while len(self._last) > KEPT:
+                self._last.popitem(last=False)
+        return Answer(value)
+
+    async def ask(self, question: Callable[[Admin], T]) -> T:
+        """The answer now. Raises ConfigError for a ledger that is missing or old."""
+        try:
+            return await run_in_threadpool(question, self.admin)
+        except ProgrammingError:  # no table, or none of these columns
+            await run_in_threadpool(self._check)
+            raise
+
+    def _earlier(self, key: Hashable, error: str) -> Answer[Any]:
+        with self._lock:
+            found = self._last.get(key)
+        if found is None:
+            raise Unavailable(f"the database cannot be read: {error}")
+        at, value = found
+        return Answer(value, monotonic() - at, error)
+
+    def _check(self) -> None:
+        with self.admin.engine.connect() as connection:
+            check(connection, self.admin.schema)

@@ -1,0 +1,42 @@
+"""Serves the console with uvicorn, on a thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from seekpoint.admin import Admin
+from seekpoint.errors import ConfigError
+from seekpoint.web.app import create_app
+
+
+class _Server(uvicorn.Server):
+    def install_signal_handlers(self) -> None:
+        """The program's own stay."""
+
+
+@contextmanager
+def serving(admin: Admin, host: str, port: int, **options: Any) -> Iterator[str]:
+    """Serve ``create_app(admin, **options)`` within the block; yields its address. Port 0: a free one.
+
+    Raises ConfigError where the address is not free.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family)  # connections wait from now on
+    except OSError as error:
+        raise ConfigError(f"the address {host}:{port} is not free: {error.strerror}") from None
+    config = uvicorn.Config(create_app(admin, **options), log_level="warning", proxy_headers=False)
+    server = _Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],), name="seekpoint-console")
+    thread.start()
+    try:
+        yield f"http://{host}:{listening.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()

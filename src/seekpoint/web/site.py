@@ -1,0 +1,199 @@
+"""What all pages share: who asks, templates, JSON, and how errors are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from sqlalchemy.exc import DataError, SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from seekpoint.errors import ConfigError, Fenced, SeekpointError
+from seekpoint.web import present
+from seekpoint.web.access import Access, AccessOf, Right, access_of
+from seekpoint.web.reading import Unavailable, said_by
+from seekpoint.web.tokens import Tokens
+
+LARGEST_FORM = 16_000_000  # bytes: a reset of some 35,000 partitions
+
+_templates = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
+)
+_templates.filters.update(
+    number=present.number, age=present.age, ago=present.ago, moment=present.moment, octets=present.octets
+)
+_templates.globals.update(
+    query=lambda **given: urlencode({k: v for k, v in given.items() if v is not None}), choices_of=present.choices_of
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: its template, what that shows, and ``data`` for its twin in JSON."""
+
+    template: str
+    title: str
+    data: Any
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    age: float = 0.0
+    error: str | None = None  # why it is of that many seconds ago
+    is_live: bool = True
+    status: int = HTTPStatus.OK
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: who asks, and its parameters."""
+
+    access: Access
+    parameters: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> str:
+        found = self.given(name)
+        if found is None:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"the parameter {name!r} is missing")
+        return found
+
+    def given(self, name: str) -> str | None:
+        """A parameter, or None where it is missing. Raises HTTPException for a NUL, which Postgres has in no text."""
+        found = self.parameters.get(name)
+        if found is not None and "\0" in found:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} has a NUL character")
+        return found
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A parameter that is a whole number."""
+        given = self.parameters.get(name)
+        if given is None and default is not None:
+            return default
+        try:
+            return int(self[name])
+        except ValueError:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {given!r}") from None
+
+
+AskFor = Callable[[Asked], Awaitable[Page]]
+Post = Callable[[Asked], Awaitable[str]]
+"""Returns the page that follows, as a path relative to the application."""
+
+
+class Site:
+    """Turns what pages return into answers."""
+
+    def __init__(
+        self, access: AccessOf, tokens: Tokens, *, allow_actions: bool, shows_payloads: bool, refresh: float
+    ) -> None:
+        self.tokens, self.shows_payloads = tokens, shows_payloads
+        self._access, self._allow_actions, self._refresh = access, allow_actions, refresh
+
+    def page(self, ask_for: AskFor, right: Right = Right.READ) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that answers in HTML."""
+
+        async def endpoint(request: Request) -> Response:
+            asked = Asked(await self._who(request), dict(request.query_params))
+            try:
+                self._require(asked.access, right)
+                found = await ask_for(asked)
+            except Exception as error:  # noqa: BLE001 -- each kind has its page, the rest is raised
+                found = _error_page(error)
+                found = replace(found, is_live=found.status == HTTPStatus.SERVICE_UNAVAILABLE)  # it may be back soon
+            return self._html(request, asked.access, found)
+
+        return endpoint
+
+    def api(self, ask_for: AskFor) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that answers in JSON."""
+
+        async def endpoint(request: Request) -> Response:
+            asked = Asked(await self._who(request), dict(request.query_params))
+            try:
+                self._require(asked.access, Right.READ)
+                found = await ask_for(asked)
+            except Exception as error:  # noqa: BLE001 -- as above
+                found = _error_page(error)
+            body = {"age": found.age, "error": found.error, "data": found.data}
+            encoded = msgspec.json.encode(body, enc_hook=str)
+            return Response(encoded, status_code=found.status, media_type="application/json")
+
+        return endpoint
+
+    def post(self, carry_out: Post) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that acts, and answers with 303; a refusal is shown on a page."""
+
+        async def endpoint(request: Request) -> Response:
+            access = await self._who(request)
+            try:
+                self._require(access, Right.OPERATE)
+                where = await carry_out(Asked(access, await _form(request)))
+            except Exception as error:  # noqa: BLE001 -- as above
+                return self._html(request, access, _error_page(error))
+            return RedirectResponse(where, HTTPStatus.SEE_OTHER)
+
+        return endpoint
+
+    async def _who(self, request: Request) -> Access:
+        access = await access_of(self._access, request)
+        if not self._allow_actions and access.right > Right.READ:
+            access = Access(access.user, Right.READ)
+        return access
+
+    @staticmethod
+    def _require(access: Access, right: Right) -> None:
+        if access.right < right or access.right < Right.READ:
+            what = "look at this console" if right is Right.READ else "act here"
+            raise HTTPException(HTTPStatus.FORBIDDEN, f"user {access.user!r} may not {what}")
+
+    def _html(self, request: Request, access: Access, page: Page) -> Response:
+        text = _templates.get_template(f"{page.template}.html").render(
+            page=page,
+            user=access.user,
+            may_operate=access.right >= Right.OPERATE,
+            may_read=access.right >= Right.READ,
+            refresh=self._refresh,
+            shows_payloads=self.shows_payloads,
+            self_url=f"{request.url.path.rpartition('/')[2] or './'}?{request.url.query}".rstrip("?"),
+            **page.shown,
+        )
+        return HTMLResponse(text, status_code=page.status)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST_FORM:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the form is too large")
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body)))
+    except ValueError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"this is no form: {error}") from None
+
+
+def _error_page(error: Exception) -> Page:
+    """The page of an error that has a sentence; others are raised."""
+    match error:
+        case HTTPException():
+            status, said = error.status_code, error.detail
+        case Unavailable():
+            status, said = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+        case Fenced():
+            status, said = HTTPStatus.CONFLICT, str(error)
+        case ConfigError():
+            status, said = HTTPStatus.UNPROCESSABLE_ENTITY, str(error)
+        case SeekpointError():
+            status, said = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+        case DataError():  # a number beyond its column's type
+            status, said = HTTPStatus.UNPROCESSABLE_ENTITY, said_by(error)
+        case SQLAlchemyError():
+            status, said = HTTPStatus.SERVICE_UNAVAILABLE, said_by(error)
+        case _:
+            raise error
+    return Page("error", HTTPStatus(status).phrase, {"error": said}, {"said": said}, is_live=False, status=status)

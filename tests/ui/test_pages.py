@@ -1,0 +1,188 @@
+"""Every page in Chromium: axe-core, widths, light and dark; keyboard alone, no JavaScript, readers, forged forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, Route, expect
+from sqlalchemy import Engine
+
+from seekpoint.admin import Admin
+from seekpoint.web import Right
+from seekpoint.web.site import _templates
+from support.busy_ledger import BUSY, LOST, MANY, PAUSED, STOPPED, at, fill
+from ui.conftest import Serve, as_user, carry_out, refreshed
+
+LOOKS = (("light", 1600, 400), ("dark", 400, 1600))  # axe-core looks at the first width
+PARTS = {"base", "macros"}  # templates that are no pages
+MORE = {
+    "a group that is paused": at("group", group=PAUSED),
+    "a group that lost offsets": at("group", group=LOST),
+    "a group of many partitions": at("group", group=MANY, page=2),
+    "a partition with a retry": at("partition", group=BUSY, topic="orders", partition=3),
+    "dead letters of one failure": at("dead-letters", group=BUSY, cause="handler"),
+    "no dead letters": at("dead-letters", group=PAUSED),
+    "history of a group": at("history", group=BUSY),
+    "a pause": at("plan", action="pause", group=BUSY),
+    "nothing to do": at("plan", action="resume", group=BUSY),
+    "a plan of dead letters": at("plan", action="discard", group=BUSY),
+}
+AT_FOCUS = """() => {
+  const one = document.activeElement, box = one.getBoundingClientRect(), style = getComputedStyle(one);
+  return {text: (one.innerText || one.name || one.getAttribute("aria-label") || "").trim(), tag: one.tagName,
+          seen: box.width > 0 && box.right > 0 && box.left < innerWidth, outline: style.outlineStyle};
+}"""
+
+
+@pytest.fixture
+def pages(seekpoint_engine: Engine, seekpoint_schema: str) -> Mapping[str, str]:
+    """A path for each template, of a ledger that has everything."""
+    return fill(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
+    return Admin(seekpoint_engine, schema=seekpoint_schema)
+
+
+def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_its_window(
+    serve: Serve, pages: Mapping[str, str]
+) -> None:
+    assert {name.removesuffix(".html") for name in _templates.list_templates()} == {*pages, *PARTS}
+    console = serve(payloads="full", refresh=60.0)
+    found = []
+    for scheme, first, second in LOOKS:
+        tab = console.tab(scheme=scheme, width=first)
+        for name, path in {**pages, **MORE}.items():
+            console.go(tab, path)
+            found += [f"{name}, {scheme}, {first}: {each}" for each in violations(tab)]
+            for width in (second, first):
+                tab.set_viewport_size({"width": width, "height": 900})
+                console.watch.measure(tab)
+                console.watch.measure(tab, ".scroll")
+    assert found == []
+    console.refused(*[422] * 2)
+
+
+def violations(tab: Page) -> Iterator[str]:
+    """What axe-core finds on the page."""
+    for one in Axe().run(tab).response["violations"]:
+        yield f"{one['id']}: {one['nodes'][0]['html'][:200]} ({len(one['nodes'])} times)"
+
+
+def test_one_who_reads_sees_no_button_and_no_form(serve: Serve, pages: Mapping[str, str], admin: Admin) -> None:
+    console = serve(access=as_user("rita", Right.READ), refresh=60.0)
+    tab = console.tab()
+    for name, path in {**pages, **MORE}.items():
+        if name in {"plan", "error"} or path.startswith("plan"):
+            continue
+        console.go(tab, path)
+        expect(tab.locator("header")).to_contain_text("rita (reads only)")
+        assert tab.locator("form, a[href*='plan?'], main button").count() == 0, path
+    console.go(tab, pages["plan"])
+    expect(tab.get_by_role("alert")).to_have_text("user 'rita' may not act here")
+    console.refused(403)
+
+
+def test_everything_is_done_without_javascript(serve: Serve, pages: Mapping[str, str], admin: Admin) -> None:
+    tab = serve(payloads="full").tab(scripts=False)
+    assert tab.locator("#live").inner_text() == ""
+    tab.get_by_role("link", name=STOPPED, exact=True).click()
+    tab.locator(".stop").get_by_role("link", name="Skip the record…").click()
+    carry_out(tab, "a duplicate")
+    expect(tab.locator(".stop")).to_have_count(0)
+    tab.locator("select[name=target]").select_option("offset")
+    tab.locator("input[name=value]").fill("7")
+    tab.get_by_role("button", name="Show the plan").click()
+    expect(tab.get_by_role("region", name="Resets").locator("tbody tr")).to_have_count(4)
+    carry_out(tab, "once more")
+    tab.locator(".actions").get_by_role("link", name="History").click()
+    expect(tab.locator("tbody")).to_contain_text("once more")
+    tab.get_by_role("link", name="Groups").first.click()
+    tab.get_by_role("row", name=BUSY).get_by_role("link").last.click()
+    tab.get_by_role("region", name="Failures").get_by_role("link").first.click()
+    tab.get_by_role("link", name="Discard these").click()
+    carry_out(tab, "test data")
+    assert {(one.action, one.actor, one.reason) for one in admin.history(STOPPED)} >= {
+        ("reset", "ada", "a duplicate"),
+        ("reset", "ada", "once more"),
+    }
+    assert sum(one.reason.endswith(": test data") for one in admin.history(BUSY, limit=500)) > 40
+    for name in ("Reloads", "History", "Health"):
+        tab.get_by_role("navigation", name="Pages").get_by_role("link", name=name).click()
+        expect(tab.locator("h1")).to_have_text(name)
+
+
+def test_a_group_is_paused_by_keyboard_alone(serve: Serve, pages: Mapping[str, str], admin: Admin) -> None:
+    """Focus is always seen, goes in the page's order, and stays where it is when the page is read again."""
+    tab = serve().tab(at("group", group=BUSY))
+    tab.keyboard.press("Tab")
+    assert tab.evaluate(AT_FOCUS)["text"] == "Skip to the content"
+    assert tab.evaluate(AT_FOCUS)["seen"]
+    order = to_focus(tab, "Pause…")
+    assert order[:6] == ["Seekpoint", "Groups", "Reloads", "History", "Health", "Pause"]
+    refreshed(tab, 4)
+    assert tab.evaluate(AT_FOCUS)["text"] == "Pause…"
+    tab.keyboard.press("Shift+Tab")
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    expect(tab.locator("h1")).to_have_text(f"Pause: {BUSY}")
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")  # skip
+    expect(tab.locator("#main")).to_be_focused()
+    assert tab.get_by_role("link", name=BUSY).count() == 1
+    assert to_focus(tab, "reason")[:2] == ["Groups", BUSY]
+    tab.keyboard.type("by keyboard")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".banner").first).to_contain_text("Paused by ada: by keyboard")
+    assert admin.status([BUSY])[0][0].pause is not None
+
+
+def to_focus(tab: Page, text: str) -> list[str]:
+    """Press Tab until this is focused; returns what was focused before. Each must be seen, and be marked."""
+    passed: list[str] = []
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        now: Any = tab.evaluate(AT_FOCUS)
+        assert now["seen"], now
+        assert now["outline"] != "none", now
+        if now["text"] == text:
+            return passed
+        passed.append(now["text"])
+    raise AssertionError(f"Tab does not reach {text}: {passed}")
+
+
+def test_forms_of_another_site_and_forms_sent_twice_are_refused(
+    serve: Serve, pages: Mapping[str, str], admin: Admin
+) -> None:
+    console = serve()
+    tab = console.tab(at("plan", action="pause", group=BUSY))
+    form = tab.locator("form.apply").evaluate("form => Object.fromEntries(new FormData(form))")
+    fields = "".join(f'<input name="{name}" value="{value}">' for name, value in {**form, "reason": "x"}.items())
+    page = f'<form method="post" action="{console.address}apply">{fields}<button>Win a prize</button></form>'
+
+    def attack(route: Route) -> None:
+        route.fulfill(body=page, content_type="text/html")
+
+    attacker = console.tab()
+    attacker.route("http://attacker.example/", attack)
+    attacker.goto("http://attacker.example/")
+    attacker.get_by_role("button").click()
+    expect(attacker.locator("body")).to_have_text("forms of other sites are refused")
+    assert urlsplit(attacker.url).path == "/apply"
+    assert admin.status([BUSY])[0][0].pause is None
+
+    carry_out(tab, "the first time")
+    expect(tab.locator("h1")).to_have_text(BUSY)
+    admin.apply(admin.plan_resume(BUSY), reason="done", actor="grace")
+    again = tab.evaluate(
+        "fields => fetch('apply', {method: 'POST', body: new URLSearchParams(fields)}).then(answer => answer.text())",
+        {**form, "reason": "the second time"},
+    )
+    assert "this form was sent before" in again
+    assert admin.status([BUSY])[0][0].pause is None
+    console.refused(403, 403)

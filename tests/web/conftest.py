@@ -1,0 +1,57 @@
+"""The console without a browser, over a ledger of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from seekpoint.admin import Admin
+from seekpoint.ledger import Ledger
+from seekpoint.web import create_app
+from support.browser import LOCAL, Browser
+from support.ledger_desk import Desk, make_table
+
+PAGES = (
+    "",
+    "group?group=g",
+    "partition?group=g&topic=t&partition=0",
+    "dead-letters?group=g",
+    "reloads",
+    "history",
+    "health",
+)
+
+
+Console = Callable[..., Browser]
+
+
+@pytest.fixture
+def desk(seekpoint_engine: Engine, seekpoint_schema: str) -> Desk:
+    """The worker of the group ``g``: it has claimed three partitions of the topic ``t`` and applied some records."""
+    make_table(seekpoint_engine, seekpoint_schema)
+    desk = Desk(Ledger(seekpoint_engine, "g", schema=seekpoint_schema))
+    desk.claim(0, 1, 2)
+    desk.commit({0: 5, 1: 7})
+    return desk
+
+
+@pytest.fixture
+def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
+    return Admin(seekpoint_engine, schema=seekpoint_schema)
+
+
+@pytest.fixture
+def console(admin: Admin) -> Iterator[Console]:
+    """``console(**options)`` is a browser at ``create_app(admin, **options)``; ``admin=`` is another one."""
+    with ExitStack() as opened:
+
+        def make(*, client: tuple[str, int] = ("127.0.0.1", 50_000), admin: Admin = admin, **options: Any) -> Browser:
+            reader = options.pop("reader", None)
+            app = create_app(admin, reader=reader, **options)
+            return opened.enter_context(Browser(app, base_url=LOCAL, client=client, raise_server_exceptions=False))
+
+        yield make

@@ -1,0 +1,295 @@
+"""Actions: forged forms are refused; plans are applied with actor and reason, or refused where they are outdated."""
+
+from __future__ import annotations
+
+from time import time
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from seekpoint.admin import Admin, DeadLetterAdmin
+from seekpoint.errors import OffsetLost, PartitionStopped, PoisonStop, TopicRecreated
+from seekpoint.records import Cause, Failure
+from seekpoint.web import Access, Right
+from seekpoint.web.tokens import LIFETIME, Tokens
+from support.browser import LOCAL, Browser
+from support.dead_letter_group import Depot, orders
+from support.ledger_desk import Desk
+from web.conftest import Console
+
+SECRET = b"s" * 32
+
+
+def as_user(console: Console, name: str, **options: Any) -> Browser:
+    return console(access=lambda _: Access(name, Right.OPERATE), allow_actions=True, **options)
+
+
+@pytest.fixture
+def ada(console: Console, desk: Desk) -> Browser:
+    return as_user(console, "ada", secret=SECRET)
+
+
+def is_paused(admin: Admin) -> bool:
+    return admin.status(["g"])[0][0].pause is not None
+
+
+def test_forged_forms_are_refused(ada: Browser, console: Console, admin: Admin) -> None:
+    form = ada.plan("pause", group="g")
+    reset = ada.plan("reset", group="g", target="offset", value=1)
+    eve = as_user(console, "eve", secret=SECRET)
+    forged = [
+        ({**form, "token": ""}, "no token"),
+        ({**form, "token": "a.b.c"}, "a token of nobody's"),
+        ({**form, "token": form["token"][:-1] + ("0" if form["token"][-1] != "0" else "1")}, "a changed token"),
+        ({**form, "token": reset["token"]}, "the token of another form"),
+        ({**form, "action": "resume"}, "another action"),
+        ({**reset, "plan": form["plan"]}, "another plan"),
+        ({**form, "token": eve.plan("pause", group="g")["token"]}, "another user's"),
+        ({**form, "token": Tokens(b"x" * 32).issue("ada", "apply pause", form["plan"].encode())}, "another secret"),
+    ]
+    for fields, what in forged:
+        assert ada.apply(fields).status_code == 403, what
+    assert ada.apply({name: value for name, value in form.items() if name != "token"}).status_code == 400
+    assert not is_paused(admin)
+    assert admin.history("g") == []
+    assert ada.apply(form).status_code == 303
+    assert ada.apply(ada.plan("resume", group="g")).status_code == 303
+    assert ada.apply(form).status_code == 403  # used twice
+    assert not is_paused(admin)
+
+
+@pytest.mark.parametrize(("age", "status"), [(LIFETIME - 60, 303), (LIFETIME + 1, 403)])
+def test_a_form_is_good_for_an_hour(ada: Browser, age: float, status: int) -> None:
+    form = ada.plan("pause", group="g")
+    earlier = Tokens(SECRET, lambda: time() - age)
+    form["token"] = earlier.issue("ada", "apply pause", form["plan"].encode())
+    assert ada.apply(form).status_code == status
+
+
+def test_a_token_is_redeemed_once_and_forgotten_after_an_hour() -> None:
+    now = [1_000.0]
+    tokens = Tokens(clock=lambda: now[0])
+    token = tokens.issue("ada", "form", b"plan")
+    assert not tokens.redeem(token, "bob", "form", b"plan")
+    assert not tokens.redeem(token, "ada", "formp", b"lan")
+    assert tokens.redeem(token, "ada", "form", b"plan")
+    assert not tokens.redeem(token, "ada", "form", b"plan")
+    now[0] += LIFETIME + 1
+    assert not tokens.redeem(token, "ada", "form", b"plan")
+    assert tokens.redeem(tokens.issue("ada", "form", b"plan"), "ada", "form", b"plan")
+
+
+def test_processes_with_one_secret_take_each_others_forms(ada: Browser, console: Console, admin: Admin) -> None:
+    assert as_user(console, "ada", secret=SECRET).apply(ada.plan("pause", group="g")).status_code == 303
+    assert is_paused(admin)
+    assert as_user(console, "ada").apply(ada.plan("resume", group="g")).status_code == 403
+    assert is_paused(admin)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://attacker.example"},
+        {"origin": "http://localhost:9999"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "none"},
+    ],
+)
+def test_forms_of_other_sites_are_refused(ada: Browser, admin: Admin, headers: dict[str, str]) -> None:
+    assert ada.apply(ada.plan("pause", group="g"), **headers).status_code == 403
+    assert not is_paused(admin)
+
+
+def test_a_form_needs_the_headers_of_a_browser(ada: Browser, admin: Admin) -> None:
+    form = {**ada.plan("pause", group="g"), "reason": "because"}
+    assert ada.post("/apply", data=form).status_code == 403
+    assert not is_paused(admin)
+    assert ada.post("/apply", data=form, headers={"origin": LOCAL}, follow_redirects=False).status_code == 303
+
+
+@pytest.mark.parametrize("right", [Right.READ, Right.NONE])
+def test_a_user_who_may_no_longer_operate_sends_no_form(
+    console: Console, desk: Desk, admin: Admin, right: Right
+) -> None:
+    rights = [Right.OPERATE]
+    ada = console(access=lambda _: Access("ada", rights[0]), allow_actions=True)
+    form = ada.plan("pause", group="g")
+    rights[0] = right
+    assert ada.apply(form).status_code == 403
+    assert not is_paused(admin)
+    rights[0] = Right.OPERATE
+    assert ada.apply(form).status_code == 303
+
+
+def test_a_form_needs_a_reason(ada: Browser, admin: Admin) -> None:
+    assert ada.apply(ada.plan("pause", group="g"), "  ").status_code == 422
+    assert not is_paused(admin)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"\xff", 400), (b"reason", 400), (b"a=" + b"x" * 16_000_001, 413), (b"", 400)]
+)
+def test_what_is_no_form_is_refused(ada: Browser, body: bytes, status: int) -> None:
+    assert ada.post("/apply", content=body, headers={"origin": LOCAL}).status_code == status
+
+
+def test_pause_resume_and_reset_are_in_the_history(ada: Browser, admin: Admin, desk: Desk) -> None:
+    answer = ada.apply(ada.plan("pause", group="g"), "1 <b>")
+    assert (answer.status_code, answer.headers["location"]) == (303, "group?group=g")
+    assert "1 &lt;b&gt;" in ada.get("/group?group=g").text
+    assert ada.apply(ada.plan("resume", group="g"), "2").status_code == 303
+    form = ada.plan("reset", group="g", topic="t", partition=1, target="offset", value=3)
+    assert ada.apply(form, "3").status_code == 303
+    assert desk.stands() == {0: 5, 1: 3, 2: 0}
+    found = [(one.action, one.partition, one.actor, one.reason) for one in admin.history("g")]
+    assert found == [("reset", 1, "ada", "3"), ("resume", None, "ada", "2"), ("pause", None, "ada", "1 <b>")]
+    assert [(group, one.reason) for group, one in admin.recent_actions()] == [("g", "3"), ("g", "2"), ("g", "1 <b>")]
+    shown = ada.get("/api/history").json()["data"]
+    assert [one["action"]["reason"] for one in shown] == ["3", "2", "1 <b>"]
+
+
+def test_an_outdated_plan_is_refused_and_says_so(ada: Browser, admin: Admin, desk: Desk) -> None:
+    form = ada.plan("reset", group="g", topic="t", partition=1, target="offset", value=8)
+    desk.commit({1: 9})
+    answer = ada.apply(form)
+    assert answer.status_code == 409
+    assert "make another plan" in answer.text
+    assert desk.stands()[1] == 9
+    pause = ada.plan("pause", group="g")
+    admin.apply(admin.plan_pause("g"), reason="first", actor="bob")
+    answer = ada.apply(pause)
+    assert answer.status_code == 409
+    assert "paused by bob" in answer.text
+    assert [one.actor for one in admin.history("g")] == ["bob"]
+
+
+def test_a_plan_with_nothing_to_do_has_no_form(ada: Browser) -> None:
+    assert ada.plan("resume", group="g") == {}
+    assert "There is nothing to do" in ada.get("/plan?action=resume&group=g").text
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("action=none&group=g", 400),
+        ("action=pause", 400),
+        ("group=g", 400),
+        ("action=pause&group=none", 422),
+        ("action=pause&group=g%00", 400),
+        ("action=reset&group=g&target=none", 422),
+        ("action=reset&group=g&target=offset&value=x", 422),
+        ("action=reset&group=g&target=datetime&value=x", 422),
+        ("action=reset&group=g&target=earliest&topic=t&partition=x", 400),
+        ("action=accept-lost&group=g&topic=t&partition=7", 422),
+        ("action=discard&group=g&ids=x", 400),
+        ("action=discard&group=g&ids=999", 422),
+        ("action=discard&group=g&cause=none", 400),
+        ("action=replay&group=none", 422),
+    ],
+)
+def test_a_plan_that_cannot_be_made_says_why(ada: Browser, query: str, status: int) -> None:
+    answer = ada.get(f"/plan?{query}")
+    assert answer.status_code == status, answer.text
+    assert 'role="alert"' in answer.text
+
+
+def test_dead_letters_are_discarded_by_filter(console: Console, depot: Depot, admin: Admin) -> None:
+    depot.bad = {b"b"}
+    depot.park(*orders(*[b"b"] * 3), *orders(b"b", partition=1))
+    ada = as_user(console, "ada")
+    form = ada.plan("discard", group="g", topic="orders", partition=0)
+    shown = ada.get("/plan?action=discard&group=g&topic=orders&partition=0").text
+    assert "3 dead letters are closed" in shown
+    first = depot.open()[0]
+    assert ada.apply(form, "bad import").status_code == 303
+    assert [one.partition for one in depot.open()] == [1]
+    assert [one[:3] for one in depot.actions()] == [("discard", offset, "ada") for offset in range(3)]
+    assert all(one[3].endswith(": bad import") for one in depot.actions())
+    assert f"dead letter {first.id}" in ada.get(f"/plan?action=discard&group=g&ids={first.id}").text
+    # One that another operator closes meanwhile is refused, and the page says so.
+    outdated = ada.plan("discard", group="g")
+    DeadLetterAdmin(admin.engine, "g", schema=admin.schema, actor="bob").discard(depot.open()[0].id, reason="first")
+    answer = ada.apply(outdated, "second")
+    assert answer.status_code == 409
+    assert "0 dead letters were discarded; 1 are no longer open" in answer.text
+
+
+def test_a_replay_is_requested_by_filter(console: Console, depot: Depot, admin: Admin) -> None:
+    depot.bad = {b"b"}
+    found = depot.park(*orders(*[b"b"] * 3))
+    ada = as_user(console, "ada")
+    (cause,) = DeadLetterAdmin(admin.engine, "g", schema=admin.schema).by_cause()
+    query = {"group": "g", "cause": cause.cause.value, "exception": cause.exception, "error_line": cause.error_line}
+    shown = ada.get("/plan", params={"action": "replay", **query}).text
+    assert "3 dead letters are replayed; one that fails again stays open" in shown
+    assert "no worker of version 1 was seen in the last minute" in shown
+    answer = ada.apply(ada.plan("replay", **query), "handler fixed")
+    assert answer.status_code == 303
+    request = admin.replay_request("g", int(answer.headers["location"].rpartition("=")[2]))
+    assert (request.dead_letters, request.actor, request.reason) == (
+        tuple(one.id for one in found),
+        "ada",
+        "handler fixed",
+    )
+    page = ada.get(f"/{answer.headers['location']}")
+    assert "No worker has started it yet" in page.text
+    assert ada.get(f"/api/{answer.headers['location']}").json()["data"]["state"] == "requested"
+    assert ada.get("/replay?group=g&id=999").status_code == 422
+
+
+STOPS = {
+    PoisonStop: ["action=reset&amp;target=after-failed&amp;group=g&amp;topic=t&amp;partition=0"],
+    OffsetLost: [
+        "action=accept-lost&amp;group=g&amp;topic=t&amp;partition=0",
+        "action=reset&amp;target=earliest&amp;group=g&amp;topic=t&amp;partition=0",
+    ],
+    TopicRecreated: ["action=accept-topic&amp;group=g&amp;topic=t"],
+}
+
+
+@pytest.mark.parametrize("kind", list(STOPS))
+def test_a_stop_has_buttons_to_the_plans_of_its_kind(ada: Browser, desk: Desk, kind: type[PartitionStopped]) -> None:
+    stop_at(desk, kind)
+    for path in ("/group?group=g", "/partition?group=g&topic=t&partition=0"):
+        page = ada.get(path).text
+        section = page[page.index('<section class="stop">') : page.index("</section>")]
+        assert [part.partition('"')[0] for part in section.split('href="plan?')[1:]] == STOPS[kind]
+        assert "first choice" in section
+
+
+def test_the_failed_record_is_skipped(ada: Browser, desk: Desk, admin: Admin) -> None:
+    stop_at(desk, PoisonStop)
+    form = ada.plan("reset", target="after-failed", group="g", topic="t", partition=0)
+    assert ada.apply(form, "a duplicate").status_code == 303
+    assert desk.stands()[0] == 6
+    assert [(lost.from_offset, lost.to_offset, lost.actor) for lost in admin.lost(["g"])] == [(5, 6, "ada")]
+
+
+def stop_at(desk: Desk, kind: type[PartitionStopped]) -> None:
+    """Stop partition 0 at its position."""
+    given = (desk.at(0), 5, "SECRET text")
+    stop: PartitionStopped
+    if kind is PoisonStop:
+        stop = PoisonStop(*given, choices=["first choice"], failure=Failure.of(ValueError("SECRET"), Cause.HANDLER))
+    else:
+        stop = kind(*given, choices=["first choice"])
+    stop.token = desk.claims[0].token
+    assert desk.ledger.record_stops([stop]) == set()
+
+
+def test_sessions_of_pages_cannot_write(console: Console, seekpoint_engine: Engine, admin: Admin, desk: Desk) -> None:
+    from seekpoint.web.reading import reader_of
+
+    reader = reader_of(admin)
+    with reader.engine.connect() as connection:
+        asked = connection.execute(text("SELECT current_setting('statement_timeout')")).scalar_one()
+        assert asked == "2s"
+        with pytest.raises(Exception, match="read-only transaction"):
+            connection.execute(text(f'UPDATE "{admin.schema}".consumer_group SET paused = true'))
+    with pytest.raises(Exception, match="read-only transaction"):
+        reader.apply(reader.plan_pause("g"), reason="no")
+    reader.engine.dispose()
+    assert not is_paused(admin)

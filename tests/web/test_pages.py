@@ -1,0 +1,250 @@
+"""What pages answer: where the database is away, the ledger is missing, names are unknown; pagination and samples."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Collection
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+import seekpoint.web
+from seekpoint.admin import Admin, GroupStatus
+from seekpoint.ledger.status import StatusTables, WorkerProcess
+from status_views import PAGES as STATUS_PAGES
+from status_views import fill, seconds_of
+from support.ledger_desk import Desk
+from support.postgres_proxy import PostgresProxy
+from web.conftest import PAGES, Console
+
+OPEN_RUN = """
+    INSERT INTO "{s}".reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state,
+      driver_epoch, driver, staging_schema, actor, reason, opened_at)
+    VALUES (gen_random_uuid(), ARRAY['g'], ARRAY['orders'], 'swap', :pipelines, ARRAY[1], ARRAY[2], 'staging', 1,
+      'host', 's', 'ada', 'new rule', now() - interval '100 seconds') RETURNING id"""
+OPEN_POSITION = """
+    INSERT INTO "{s}".reload_position (run, consumer_group, topic, partition, topic_id, first_offset, end_offset,
+      next_offset, epoch, resets)
+    VALUES (:run, 'g', 't', 0, gen_random_uuid(), 0, 400, 100, 1, 0)"""
+STATIC = Path(seekpoint.web.__file__).parent / "static"
+
+
+def test_the_vendored_script_is_the_one_that_was_checked() -> None:
+    lock = tomllib.loads((STATIC / "vendored.toml").read_text())
+    assert {path.name for path in STATIC.glob("*.min.js")} == set(lock)
+    for name, entry in lock.items():
+        assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == entry["sha256"]
+
+
+def test_an_empty_ledger_has_pages(console: Console, seekpoint_engine: Engine) -> None:
+    browser = console()
+    assert "The ledger has no group yet" in browser.get("/").text
+    for path in ("reloads", "history", "health"):
+        assert browser.get(f"/{path}").status_code == 200
+
+
+def test_a_missing_ledger_names_the_command(console: Console, seekpoint_engine: Engine) -> None:
+    browser = console(admin=Admin(seekpoint_engine, schema="none_such"), allow_actions=True)
+    for path in ("", "group?group=g", "reloads", "history", "plan?action=pause&group=g", "api/"):
+        answer = browser.get(f"/{path}")
+        assert answer.status_code in {422, 503}, answer.text
+        assert "seekpoint db upgrade" in answer.text, path
+
+
+def test_an_old_ledger_names_the_command(console: Console, admin: Admin, desk: Desk, seekpoint_engine: Engine) -> None:
+    browser = console()
+    assert browser.get("/").status_code == 200
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'DROP VIEW "{admin.schema}".group_status'))
+        tx.execute(text(f"UPDATE \"{admin.schema}\".alembic_version SET version_num = '0001'"))
+    answer = browser.get("/")
+    assert answer.status_code in {422, 503}
+    assert "seekpoint db upgrade" in answer.text
+
+
+def test_while_the_database_is_away_the_last_answer_is_shown(
+    console: Console, proxy: PostgresProxy, desk: Desk, admin: Admin
+) -> None:
+    away = create_engine(proxy.dsn)
+    browser = console(admin=Admin(away, schema=admin.schema))
+    assert "The database cannot be read" not in browser.get("/group?group=g").text
+    proxy.refuse()
+    proxy.cut()
+    page = browser.get("/group?group=g")
+    assert page.status_code == 200
+    assert "The database cannot be read" in page.text
+    assert " old.</p>" in page.text
+    body = browser.get("/api/group?group=g").json()
+    assert body["age"] > 0
+    assert body["error"]
+    assert body["data"]["group"]["name"] == "g"
+    unread = browser.get("/reloads")
+    assert unread.status_code == 503
+    assert "the database cannot be read" in unread.text
+    proxy.accept()
+    assert "The database cannot be read" not in browser.get("/group?group=g").text
+    assert browser.get("/api/group?group=g").json()["error"] is None
+    away.dispose()
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("group?group=none", 422),
+        ("group", 400),
+        ("group?group=g&page=x", 400),
+        ("group?group=g%00", 400),
+        ("partition?group=none&topic=t&partition=0", 422),
+        ("partition?group=g&topic=t&partition=x", 400),
+        ("partition?group=g&topic=t&partition=99999999999999999999", 422),
+        ("dead-letters?group=none", 422),
+        ("dead-letters?group=g&cause=none", 400),
+        ("dead-letters?group=g&partition=0", 422),
+        ("dead-letter?group=g&id=7", 422),
+        ("dead-letter?group=g&id=99999999999999999999", 422),
+        ("history?group=none", 422),
+        ("replay?group=g&id=7", 422),
+        ("replay?group=g&id=99999999999999999999", 422),
+        ("none", 404),
+    ],
+)
+def test_unknown_names_are_answered_with_a_sentence(console: Console, desk: Desk, path: str, status: int) -> None:
+    browser = console()
+    answer = browser.get(f"/{path}")
+    assert answer.status_code == status, answer.text
+    if status != 404:
+        assert 'role="alert"' in answer.text
+        twin = browser.get(f"/api/{path}")
+        assert twin.status_code == status
+        assert len(twin.json()["data"]["error"]) > 10
+
+
+def test_a_partition_that_the_ledger_does_not_have_says_so(console: Console, desk: Desk) -> None:
+    assert "has no position of this partition" in console().get("/partition?group=g&topic=t&partition=9").text
+
+
+def test_a_hundred_partitions_are_on_a_page_the_worst_first(console: Console, desk: Desk) -> None:
+    desk.claim(*range(3, 250))
+    status = StatusTables(desk.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
+    status.sample({desk.at(n): (0, 1_000 if n == 249 else 100) for n in range(250)})
+    browser = console()
+    pages = [browser.get(f"/group?group=g&page={n}").text for n in (1, 2, 3)]
+    assert [page.count("<tr id=") for page in pages] == [100, 100, 50]
+    assert browser.get("/group?group=g&page=9").text.count("<tr id=") == 50, "the last one"
+    assert "t/249" in pages[0]
+    assert 'href="group?group=g&amp;page=3"' in pages[0] or 'href="group?group=g&page=3"' in pages[0]
+    assert sum(f'id="t/{n}"' in page for n in range(250) for page in pages) == 250
+    assert len(browser.get("/api/group?group=g").json()["data"]["samples"]) == 100
+
+
+def test_pages_of_a_thousand_partitions_and_two_hundred_groups(
+    console: Console, admin: Admin, seekpoint_engine: Engine
+) -> None:
+    """How long they take is a row of ``benchmarks/status_views.py``."""
+    with seekpoint_engine.begin() as tx:
+        fill(tx, admin.schema, groups=200, partitions=1_000, month=30)
+    with seekpoint_engine.begin() as tx:  # one group has most of them
+        tx.execute(text(f"DELETE FROM \"{admin.schema}\".position_sample WHERE consumer_group <> 'g0'"))
+        tx.execute(text(f"UPDATE \"{admin.schema}\".partition_offset SET consumer_group = 'g0' WHERE partition > 200"))
+    browser = console()
+    for page in STATUS_PAGES:
+        print(f"/{page}: {seconds_of(browser, page):.3f} s")
+        assert browser.get(f"/api/{page}").status_code == 200
+    assert browser.get("/").text.count("<tr id=") == 200
+    group = browser.get("/group?group=g0").text
+    assert group.count("<tr id=") == 100
+    assert "page=9" in group
+
+
+def test_samples_are_drawn_and_are_in_the_json(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
+    status = StatusTables(desk.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
+    status.sample({desk.at(0): (0, 105)})
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f"UPDATE \"{desk.ledger.schema}\".position_sample SET at = at - interval '5 minutes'"))
+    desk.commit({0: 45})
+    status.sample({desk.at(0): (0, 105)})
+    browser = console()
+    assert 'aria-label="lag, 100 to 60, at most 100"' in browser.get("/group?group=g").text
+    (line,) = [one for one in browser.get("/api/group?group=g").json()["data"]["samples"] if one["partition"][1] == 0]
+    assert [one["next_offset"] for one in line["samples"]] == [5, 45]
+    assert len(browser.get("/api/partition?group=g&topic=t&partition=0").json()["data"]["samples"]) == 2
+
+
+def test_the_groups_come_worst_first(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
+    other = Desk(type(desk.ledger)(seekpoint_engine, "a", schema=desk.ledger.schema))
+    other.claim(9)
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f"UPDATE \"{desk.ledger.schema}\".consumer_group SET paused = true WHERE name = 'a'"))
+    found = [(line["group"]["name"], line["state"]) for line in console().get("/api/").json()["data"]]
+    assert found == [("g", "no worker"), ("a", "paused")]
+
+
+def test_a_reload_is_followed_to_its_end(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
+    schema = desk.ledger.schema
+    with seekpoint_engine.begin() as tx:
+        run = tx.execute(text(OPEN_RUN.format(s=schema)), {"pipelines": ["m:p"]}).scalar_one()
+        tx.execute(text(OPEN_POSITION.format(s=schema)), {"run": run})
+    browser = console()
+
+    def change(state: str, position: int) -> None:
+        with seekpoint_engine.begin() as tx:
+            tx.execute(text(f'UPDATE "{schema}".reload_position SET next_offset = :at'), {"at": position})
+            tx.execute(text(f'UPDATE "{schema}".reload_run SET state = :to, changed_at = now()'), {"to": state})
+
+    (first,) = Admin(seekpoint_engine, schema=schema).reloads()
+    assert (first.read, first.wanted, first.is_open) == (100, 400, True)
+    assert first.left is not None
+    assert timedelta(seconds=200) < first.left < timedelta(seconds=400)
+    for state, position in (("staging", 250), ("staged", 400), ("compared", 400), ("cut_over", 400)):
+        change(state, position)
+        page, home = browser.get("/reloads").text, browser.get("/").text
+        assert state in page
+        assert f"{position} of 400" in page
+        assert ("Open reloads" in home) == (state != "cut_over")
+    assert browser.get("/api/reloads").json()["data"][0]["state"] == "cut_over"
+
+
+def test_a_diagnosis_is_kept_for_a_while_and_has_its_age(
+    console: Console, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr("seekpoint.web.reading.monotonic", lambda: now[0])
+    browser = console()
+    assert "checked now" in browser.get("/health").text
+    now[0] += 20
+    assert "checked 20 s ago" in browser.get("/health").text
+    assert browser.get("/api/health").json()["age"] == 20
+    now[0] += 11
+    assert "checked now" in browser.get("/health").text
+
+
+def test_brokers_that_are_away_are_not_asked_by_each_page(
+    console: Console, desk: Desk, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seekpoint.admin.admin.KAFKA_TIMEOUT", 0.5)
+    now, asked = [1_000.0], []
+    monkeypatch.setattr("seekpoint.web.pages.monotonic", lambda: now[0])
+    status = Admin.status
+
+    def counted(self: Admin, names: Collection[str] = ()) -> tuple[list[GroupStatus], list[str]]:
+        asked.append(bool(self.kafka))
+        return status(self, names)
+
+    monkeypatch.setattr(Admin, "status", counted)
+    away = {"bootstrap.servers": "127.0.0.1:1"}
+    browser = console(admin=Admin(admin.engine, away, schema=admin.schema))
+    for _ in range(3):
+        assert "lag is as of the last sample" in browser.get("/group?group=g").text
+    now[0] += 31
+    assert "lag is as of the last sample" in browser.get("/partition?group=g&topic=t&partition=0").text
+    assert asked == [True, False, False, True]
+
+
+def test_pages_are_read_again_and_plans_are_not(console: Console, desk: Desk) -> None:
+    browser = console(refresh=5.0, allow_actions=True)
+    for path in PAGES[:-1]:
+        assert 'hx-trigger="every 5s"' in browser.get(f"/{path}").text
+    assert "hx-trigger" not in browser.get("/plan?action=pause&group=g").text

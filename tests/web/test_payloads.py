@@ -1,0 +1,155 @@
+"""What is shown of records: nothing by default, and always as text."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from html import unescape
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from seekpoint.errors import OffsetLost
+from seekpoint.testing import raw
+from seekpoint.web import present
+from support.dead_letter_group import Depot
+from support.ledger_desk import Desk
+from web.conftest import PAGES, Console
+
+SECRET = "Kq7-marked"
+REASON = "Zx9-reason"
+
+
+MARKS = """
+    UPDATE "{s}".dead_letter SET error = error || E'\\nDETAIL: ' || :secret, traceback = traceback || :secret,
+      replay_error = :secret, replay_traceback = :secret;
+    UPDATE "{s}".partition_offset SET attempt_offset = next_offset, attempts = 1, attempt_error = :secret
+      WHERE topic = 't' AND partition = 1;
+    UPDATE "{s}".consumer_group SET paused = true, paused_by = 'ada', paused_reason = :reason;
+    INSERT INTO "{s}".admin_action (consumer_group, action, actor, reason) VALUES ('g', 'pause', 'ada', :reason);
+    INSERT INTO "{s}".reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state,
+      driver_epoch, driver, staging_schema, actor, reason, error)
+      VALUES (gen_random_uuid(), ARRAY['g'], ARRAY['t'], 'swap', ARRAY['m'], ARRAY[1], ARRAY[2], 'failed', 1, 'host',
+      's', 'ada', :reason, :secret);
+    INSERT INTO "{s}".replay_request (consumer_group, version, dead_letters, state, actor, reason, error, started_at,
+      ended_at, worker)
+      VALUES ('g', 1, ARRAY[1], 'failed', 'ada', :reason, :secret, now(), now(), gen_random_uuid())"""
+
+
+@pytest.fixture
+def marked(depot: Depot) -> Depot:
+    """Every text that may quote a record has ``SECRET``, every reason that a user gave ``REASON``."""
+    depot.bad = {SECRET.encode()}
+    depot.park(
+        raw(SECRET.encode(), topic="orders", key=SECRET.encode(), headers=[(SECRET, SECRET.encode())]),
+        raw(SECRET.encode(), topic="orders", offset=1, key=b"k"),
+    )
+    desk = Desk(depot.ledger, cluster_id="seekpoint-testing")
+    desk.claim(0, 1)
+    stop = OffsetLost(desk.at(0), 0, f"stopped by {SECRET}", choices=["a choice"])
+    stop.token = desk.claims[0].token
+    desk.ledger.record_stops([stop])
+    with depot.engine.begin() as tx:
+        for statement in MARKS.format(s=depot.schema).split(";"):
+            given = {"secret": SECRET, "reason": REASON}
+            tx.execute(text(statement), {name: value for name, value in given.items() if f":{name}" in statement})
+    return depot
+
+
+def paths(depot: Depot) -> list[str]:
+    numbers = [one.id for one in depot.letters()]
+    with depot.engine.connect() as tx:
+        (request,) = tx.execute(text(f'SELECT id FROM "{depot.schema}".replay_request')).scalars()
+    more = [f"dead-letter?group=g&id={each}" for each in numbers]
+    return [*PAGES, *more, "partition?group=g&topic=t&partition=1", f"replay?group=g&id={request}"]
+
+
+def test_without_payloads_nothing_of_a_record_is_shown(console: Console, marked: Depot) -> None:
+    browser = console(allow_actions=True)
+    for path in paths(marked):
+        for of in ("", "api/"):
+            answer = browser.get(f"/{of}{path}")
+            assert answer.status_code == 200, answer.text
+            assert SECRET not in unescape(answer.text), answer.url
+            assert SECRET.encode().hex(" ") not in answer.text
+            assert "S3E3LW1hcmtlZA" not in answer.text  # in base64
+            assert "Traceback" not in answer.text
+            assert "DETAIL" not in answer.text
+    plans = ["discard&group=g", "replay&group=g", "resume&group=g", "reset&group=g&target=earliest"]
+    for plan in plans:
+        assert SECRET not in browser.get(f"/plan?action={plan}").text
+
+
+def test_reasons_are_shown(console: Console, marked: Depot) -> None:
+    browser = console()
+    for path in ("group?group=g", "reloads", "history", "history?group=g", paths(marked)[-1]):
+        assert REASON in browser.get(f"/{path}").text
+        assert REASON in browser.get(f"/api/{path}").text
+
+
+def test_with_payloads_all_of_it_is_shown(console: Console, marked: Depot) -> None:
+    browser = console(payloads="full")
+    quoted = [path for path in paths(marked) if path.partition("?")[0] not in {"", "history", "health"}]
+    for path in quoted:
+        for of in ("", "api/"):
+            assert SECRET in browser.get(f"/{of}{path}").text, path
+
+
+def odd(drawn: random.Random) -> bytes:
+    parts = [
+        b"<script>alert(1)</script>",
+        b"\"'&<>",
+        b"\xff\xfe",
+        "\u202e\u2028é".encode(),
+        b"\x00\x1b[31m",
+        b"{{ 7*7 }}",
+    ]
+    return b"".join(drawn.choices([*parts, bytes([drawn.randrange(256)])], k=drawn.randrange(1, 6)))
+
+
+def test_odd_bytes_are_shown_as_text(console: Console, depot: Depot) -> None:
+    """In topic, group, key, value, and names and values of headers."""
+    seed = int(os.environ.get("SEEKPOINT_SEED", secrets.randbits(32)))
+    print(f"SEEKPOINT_SEED={seed}")
+    drawn = random.Random(seed)
+    browser = console(allow_actions=True, payloads="full")
+    depot.bad = {b"b"}
+    for n in range(5):
+        depot.group = odd_name(drawn, n)
+        topic, name, value, key = odd_name(drawn, n), odd_name(drawn, n), odd(drawn), odd(drawn)
+        (one,) = depot.park(raw(b"b", topic="orders", offset=n, key=key, headers=[(name, odd(drawn))]))
+        Desk(depot.ledger, topic=topic, cluster_id="seekpoint-testing").claim(0)
+        with depot.engine.begin() as tx:
+            change = f'UPDATE "{depot.schema}".dead_letter SET topic = :topic, value = :value WHERE id = :id'
+            tx.execute(text(change), {"topic": topic, "value": value, "id": one.id})
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("", {}),
+            ("group", {"group": depot.group}),
+            ("partition", {"group": depot.group, "topic": topic, "partition": 0}),
+            ("dead-letters", {"group": depot.group}),
+            ("dead-letter", {"group": depot.group, "id": one.id}),
+            ("history", {"group": depot.group}),
+            ("plan", {"action": "pause", "group": depot.group}),
+        ]
+        for path, query in asked:
+            page = browser.get(f"/{path}", params=query)
+            assert page.status_code == 200, page.text
+            assert "<script>" not in page.text
+            if path:
+                assert depot.group in unescape(page.text)
+            if path in {"group", "partition", "dead-letters", "dead-letter"}:
+                assert topic in unescape(page.text)
+            if path != "plan":
+                twin = browser.get(f"/api/{path}", params=query)
+                assert twin.status_code == 200
+                assert twin.headers["content-type"] == "application/json"
+        page = browser.get("/dead-letter", params={"group": depot.group, "id": one.id})
+        assert present.octets(value) in unescape(page.text)
+        assert present.octets(key) in unescape(page.text)
+
+
+def odd_name(drawn: random.Random, n: int) -> str:
+    """Markup and signs that text in Postgres may have."""
+    return f"{n} " + "".join(drawn.choices(["<script>", "\"'&<>", "\u202eé", "\x1b[31m", "{{ 7*7 }}", "%2f/?#"], k=3))

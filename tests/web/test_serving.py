@@ -1,0 +1,53 @@
+"""``seekpoint ui`` and its server, over a socket."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from seekpoint.admin import Admin
+from seekpoint.errors import ConfigError
+from seekpoint.web.serving import serving
+from support.command import seekpoint
+from support.ledger_desk import Desk
+
+DATABASE = ["--database-url", "postgresql://ada:secret@127.0.0.1:1/shop"]
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "192.0.2.1:0", "console.example:0", "[::]:0"])
+def test_actions_for_other_machines_are_refused(listen: str) -> None:
+    said = seekpoint("ui", "--listen", listen, "--allow-actions", *DATABASE, exits=2).stderr
+    assert "anyone there could act" in said
+    assert "secret" not in said
+
+
+def test_actions_behind_a_proxy_are_refused() -> None:
+    """All who reach the proxy would act as the user of this machine."""
+    said = seekpoint("ui", "--host", "console.example", "--allow-actions", *DATABASE, exits=2).stderr
+    assert "mount seekpoint.web.create_app with access=" in said
+
+
+def test_a_wrong_address_is_refused() -> None:
+    assert "--listen takes host:port" in seekpoint("ui", "--listen", "8484", *DATABASE, exits=2).stderr
+
+
+def test_it_serves_until_the_block_ends(admin: Admin, desk: Desk) -> None:
+    with serving(admin, "127.0.0.1", 0) as address:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            assert b">g</a>" in answer.read()
+        request = urllib.request.Request(address, headers={"host": "attacker.example"})
+        with pytest.raises(urllib.error.HTTPError, match="421") as refused:
+            urllib.request.urlopen(request, timeout=10)
+        refused.value.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(address, timeout=10)
+
+
+def test_an_address_that_is_not_free_is_named(admin: Admin) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"{port} is not free"), serving(admin, "127.0.0.1", port):
+            pass

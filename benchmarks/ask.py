@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,7 +51,8 @@ class Asker:
             self._url = make_url(self._postgres.url)
             host, port = self._url.host or "127.0.0.1", self._url.port or 5432
             self._to_database = stack.enter_context(Proxy(host, port))
-            for question in {(q.table, q.share): q for q in self._questions}.values():
+            moving = [q for q in self._questions if not q.has_servers]
+            for question in {(q.table, q.share): q for q in moving}.values():
                 with self._console.status(f"producing {question.table}"):
                     self._fill(question)
             self._stack = stack.pop_all()
@@ -72,6 +74,10 @@ class Asker:
 
     def ask(self, question: Question) -> list[Row]:
         """Its rows; one with ``skipped`` where it could not be asked or failed."""
+        if question.native != "0" and find_spec("seekpoint_native") is None:
+            return [
+                {"skipped": "seekpoint-native is not installed: make native", "busy_percent": 0, "whole_seconds": 0}
+            ]
         for proxy, delay in ((self._to_broker, question.broker_delay), (self._to_database, question.database_delay)):
             proxy.delay(delay or 0.0, "to_server")
         busy, began = machine.busy(0.3), time.monotonic()
@@ -103,7 +109,7 @@ class Asker:
         if question.broker_delay is not None:
             brokers = self._kafka.proxied_bootstrap
         records = round(self._options.records * question.share)
-        settings = {
+        settings: dict[str, Any] = {
             "BENCH_BROKERS": brokers,
             "BENCH_URL": url.render_as_string(hide_password=False),
             "BENCH_DSN": url.set(drivername="postgresql").render_as_string(hide_password=False),
@@ -117,7 +123,11 @@ class Asker:
             "BENCH_KEY": int(question.key),
             "BENCH_PARALLELISM": question.parallelism,
             "BENCH_SYNCHRONOUS": int(question.synchronous),
+            "BENCH_SERVICE": int(question.in_service),
+            "SEEKPOINT_NATIVE": question.native,
         }
+        if question.has_servers:
+            settings = {"SEEKPOINT_NATIVE": question.native}
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         return {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in settings.items()}}
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-WIDTH, BAR, GAP, TOP = 800, 18, 8, 44
-LABELS = 290  # pixels for the names
-VALUES = 130  # and for the figures to the right of the longest bar
+WIDTH, BAR, GAP, TOP = 900, 18, 8, 44
+LABELS = 340  # pixels for the names
+VALUES = 230  # and for figure and guarantee to the right of the longest bar
 
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #24292f }
@@ -24,13 +24,14 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar; ``least`` and ``most`` are drawn as a whisker; ``is_ours`` decides its colour."""
+    """One bar; ``least`` and ``most`` are drawn as a whisker; ``is_ours`` decides its colour, ``note`` follows it."""
 
     label: str
     value: float
     least: float
     most: float
     is_ours: bool
+    note: str = ""
 
 
 def chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
@@ -54,10 +55,11 @@ def chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
 def _bar(bar: Bar, top: int, scale: float) -> list[str]:
     base, middle = top + 13, top + BAR / 2
     least, most = LABELS + bar.least * scale, LABELS + bar.most * scale
+    note = escape(f" · {bar.note}") if bar.note else ""
     kind, width = "ours" if bar.is_ours else "other", max(1.0, bar.value * scale)
     return [
         f'<text x="{LABELS - 8}" y="{base}" text-anchor="end">{escape(bar.label)}</text>',
         f'<rect class="{kind}" x="{LABELS}" y="{top}" rx="2" width="{width:.1f}" height="{BAR}"/>',
         f'<line class="range" x1="{least:.1f}" x2="{most:.1f}" y1="{middle}" y2="{middle}"/>',
-        f'<text class="value" x="{most + 8:.1f}" y="{base}">{bar.value:,.0f}</text>',
+        f'<text class="value" x="{most + 8:.1f}" y="{base}">{bar.value:,.0f}{note}</text>',
     ]

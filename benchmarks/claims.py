@@ -1,6 +1,6 @@
 """What claiming costs, and what one commit's hold and advance cost, against how many partitions are active and moved.
 
-python benchmarks/claims.py [--partitions N] [--rounds N] [--quick]
+python benchmarks/claims.py [--partitions N] [--rounds N] [--claims-only] [--quick]
 
 Needs only Postgres. A claim of all partitions at once, by two owners in turn (what a rebalance does): the whole of
 ``Ledger.claim``, and the one statement of it that claims, as the server measures it. And transactions that hold all
@@ -12,7 +12,7 @@ the row says so: it should be none but over a few rows. The positions are checke
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -22,6 +22,7 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from seekpoint import Ledger, schema
 from seekpoint.ledger import Claim, Expected, Move
+from seekpoint.postgres import pipelining
 from seekpoint.postgres.session import Session
 from seekpoint.records import Partition
 from stage import Stage, arguments, median_ms, ms, say, servers
@@ -37,6 +38,12 @@ class Spy:
     def __init__(self, engine: Engine) -> None:
         self.seen: dict[str, tuple[str, Any]] = {}
         event.listen(engine, "before_cursor_execute", self._see)
+        self._run, pipelining.rows_of = pipelining.rows_of, self._rows_of  # what the driver runs itself
+
+    def _rows_of(self, driver: Any, *questions: tuple[str, Any]) -> Any:
+        for question in questions:
+            self._see(None, None, *question)
+        return self._run(driver, *questions)
 
     def _see(self, _connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         for kind, mark in (("claim", "ON CONFLICT"), ("hold", "FOR NO KEY UPDATE")):
@@ -90,10 +97,13 @@ def ledger(stage: Stage, *, analyzed: bool, partitions: int) -> Iterator[tuple[E
 
 
 def _claim(at: Ledger, count: int) -> list[Claim]:
-    wanted = [Partition(TOPIC, number) for number in range(count)]
+    return list(_granted(at, [Partition(TOPIC, number) for number in range(count)]).values())
+
+
+def _granted(at: Ledger, wanted: Sequence[Partition]) -> Mapping[Partition, Claim]:
     claimed = at.claim(wanted, {TOPIC: TOPIC_ID}, cluster_id=CLUSTER, start=lambda _: dict.fromkeys(wanted, 0))
-    assert len(claimed.granted) == count
-    return [claimed.granted[p] for p in wanted]
+    assert len(claimed.granted) == len(wanted)
+    return claimed.granted
 
 
 def claims(stage: Stage, partitions: int, rounds: int) -> None:
@@ -106,15 +116,16 @@ def claims(stage: Stage, partitions: int, rounds: int) -> None:
             planning: list[float] = []
             running: list[float] = []
             sequential = 0
+            wanted = [Partition(TOPIC, number) for number in range(partitions)]
             for n in range(rounds):
                 began = perf_counter()
-                granted = _claim(owners[n % 2], partitions)
+                granted = _granted(owners[n % 2], wanted)
                 seconds.append(perf_counter() - began)
                 plan, run, reads_all = explain(engine, *spy.seen["claim"])
                 planning.append(plan)
                 running.append(run)
                 sequential += reads_all
-            assert granted[0].epoch == rounds + 1, "each claim counts its epoch"
+            assert granted[wanted[0]].epoch == rounds + 1, "each claim counts its epoch"
             say(
                 "claim",
                 f"{partitions} partitions, {shown}",
@@ -199,13 +210,14 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--partitions", type=int, help="of a claim (1000; quick: 100)")
     parser.add_argument("--rounds", type=int, help="of claims; of commits ten times as many (30; quick: 5)")
+    parser.add_argument("--claims-only", action="store_true", help="no commits")
     options = parser.parse_args()
     partitions = options.partitions or (100 if options.quick else 1000)
     rounds = options.rounds or (5 if options.quick else 30)
     sizes = [size for size in (1, 6, 100, 1000) if size <= partitions]
     with servers(kafka=False) as stage:
         claims(stage, partitions, rounds)
-        for active in sizes:
+        for active in () if options.claims_only else sizes:
             commits(stage, active, [size for size in sizes if size <= active], rounds * 10)
 
 

@@ -1,6 +1,7 @@
 """The cost of a commit against how many partitions its batch touches: 1, 6, 100, 1,000; end to end, from Kafka.
 
 python benchmarks/commits.py [--partitions 1,6,100,1000] [--batches N] [--quick]
+python benchmarks/commits.py --one-of 1000    a worker that owns so many partitions; records come to one of them
 
 Each transaction writes a thousand records. They lie in the log in runs so short, and one fetch brings so little of
 each partition, that a batch has some of all of them: the row says how many it touched (the median). The worker reads
@@ -35,12 +36,12 @@ def transactions(worker: BenchProcess) -> list[dict[str, Report]]:
     return found
 
 
-def run(stage: Stage, partitions: int, batches: int) -> None:
-    """One worker over a backlog in so many partitions."""
+def run(stage: Stage, partitions: int, batches: int, *, filled: int = 0) -> None:
+    """One worker over a backlog in so many partitions, of which ``filled`` have records; 0: all."""
     stage.fresh_table()
-    topic, records = stage.topic(f"commits-{partitions}", partitions), BATCH * batches
-    in_a_run = max(1, BATCH // partitions)
-    feed = {"topic": topic, "partitions": partitions, "rate": 0, "run": in_a_run}
+    topic, records = stage.topic(f"commits-{partitions}-{filled}", partitions), BATCH * batches
+    in_a_run = max(1, BATCH // (filled or partitions))
+    feed = {"topic": topic, "partitions": filled or partitions, "rate": 0, "run": in_a_run}
     with stage.start(feed=records, **feed, producer={"linger.ms": 10_000, "batch.num.messages": in_a_run}) as feeder:
         feeder.finish()
     kafka = {"fetch.message.max.bytes": max(200, OVERHEAD + in_a_run * VALUE), "queued.min.messages": 4 * in_a_run}
@@ -58,7 +59,7 @@ def run(stage: Stage, partitions: int, batches: int) -> None:
     whole = [one["Committed"]["seconds"] for one in full]
     say(
         "commit",
-        f"{partitions:,} partitions",
+        f"{partitions:,} partitions" + (f", records in {filled}" if filled else ""),
         partitions=partitions,
         records_per_transaction=BATCH,
         partitions_per_batch=statistics.median(len(one["Advanced"]["spans"]) for one in full),
@@ -76,9 +77,13 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--partitions", help="(1,6,100,1000; quick: 1,6,100)")
     parser.add_argument("--batches", type=int, help="transactions' worth of records (300; quick: 30)")
+    parser.add_argument("--one-of", type=int, metavar="N", help="partitions, one of which has records")
     options: Any = parser.parse_args()
     batches = options.batches or (30 if options.quick else 300)
     with servers() as stage:
+        if options.one_of:
+            run(stage, options.one_of, batches, filled=1)
+            return
         for partitions in (options.partitions or ("1,6,100" if options.quick else "1,6,100,1000")).split(","):
             run(stage, int(partitions), batches)
 

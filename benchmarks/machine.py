@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import statistics
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,8 +47,9 @@ def versions() -> dict[str, str]:
 
 
 def busy(seconds: float) -> float:
-    """Percent of all processors that are in use now, by all processes."""
-    return psutil.cpu_percent(seconds)
+    """Percent of the processors that this process may use that are in use now, by all processes."""
+    each = psutil.cpu_percent(seconds, percpu=True)
+    return round(statistics.mean(each[core] for core in os.sched_getaffinity(0)), 1)
 
 
 def today() -> str:

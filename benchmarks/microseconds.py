@@ -26,7 +26,7 @@ from worker_pool import Run, work
 STAGES = {
     "fetch from the client library": "seekpoint.kafka.client:Client.read",
     "which partition, which position": "seekpoint.worker.assignment.worker_assignment:WorkerAssignment.accept_messages",
-    "messages to records": "seekpoint.worker.loop:DueAndNew._readable",
+    "messages to records": "seekpoint.worker.reader:Reader._readable",
     "decode": "seekpoint.pipeline.pipeline:Pipeline.values",
     "values to rows": "seekpoint.sinks.base:TableSink.value_rows",
     "rows to COPY": "seekpoint.sinks.copy:_Copy.write",

@@ -14,11 +14,11 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bars import Bar, chart
-from questions import GROUPS
-from report import RATE, Row
+from goals import NOT_THERE, judge
+from questions import GROUPS, GUARANTEES, QUESTIONS
+from report import CPU, RATE, Row, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
@@ -26,12 +26,14 @@ ASSETS = ROOT / "docs" / "assets"
 COPY = ASSETS / "bench-report.json"
 _PART = re.compile(r"(<!-- bench:([\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 _MET = {True: "met", False: "**missed**", None: "not measured"}
-_PLAIN = {"seconds", "cpu_seconds", "transactions", "pairs", "stored_rows", "conflicts_percent"}
+_OLD = {"dearer_percent", "dearer_cpu_percent"}  # of reports that lack the ratio
+_PLAIN = {"seconds", "cpu_seconds", "transactions", "pairs", "stored_rows", "conflicts_percent", *_OLD}
 
 PLOTS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "core": ("core", "Topic to table, 10,000 records a transaction", ()),
     "peers": ("peers", "Others, one slot and two", ("append", "upsert", "append, 2 workers", "upsert, 2 workers")),
-    "batches": ("batches", "By records per transaction", ("append",)),
+    "batches": ("batches", "By records per transaction", ("append", "loop")),
+    "workers": ("workers", "By number of workers", ("floor", "append", "append, 2 workers")),
 }
 """By name: the group, the title, and which questions of other groups stand beside its own."""
 
@@ -59,8 +61,27 @@ def plots(report: Row) -> dict[str, str]:
 
 
 def _bar(line: Row) -> Bar:
-    name = line["question"]
-    return Bar(name, line[RATE], line["min"], line["max"], name.startswith(("append", "upsert")))
+    is_ours = line["question"].startswith(("append", "upsert, ")) or line["question"] == "upsert"
+    return Bar(_name(line), line[RATE], line["min"], line["max"], is_ours, _guarantee(line))
+
+
+def _guarantee(line: Row) -> str:
+    """As the script printed it, or as it is known; empty where a row is about something else."""
+    question = QUESTIONS.get(_plain(line["question"]))
+    found: str = line.get("guarantee") or (GUARANTEES.get(question.script, "") if question is not None else "")
+    return found.partition(":")[0]
+
+
+def with_verdicts(report: Row) -> Row:
+    """The report with summary and goals computed from its rows, by the questions and goals of today."""
+    rows, runs = report["rows"], report["runs"]
+    suffixes = ["", *{f" ({run['cores_used']} processors)" for run in runs}]
+    against = {
+        q.name + suffix: [base if q.cases else base + suffix for base in q.against]
+        for q in QUESTIONS.values()
+        for suffix in suffixes
+    }
+    return {"runs": runs, "goals": judge(rows, runs), "summary": summary(rows, against), "rows": rows}
 
 
 def shown(report: Row) -> str:
@@ -89,8 +110,9 @@ def _setting(report: Row) -> str:
         settings = ", ".join(f"`{name}={value}`" for name, value in run["postgres_settings"].items())
         busy = statistics.median(row["busy_percent"] for row in report["rows"] if row["run"] == run["run"])
         where = (
-            f"{run['records']:,} records of `{run['kind']}`; {run['cores_used']} of {machine['cores']} processors"
-            f" ({machine['processor']}), {machine['memory_gib']} GiB, {machine['system']}; {', '.join(run['servers'])};"
+            f"{run['records']:,} records of `{run['kind']}`; servers and subjects on {run['cores_used']} of"
+            f" {machine['cores']} processors ({machine['processor']}), {machine['memory_gib']} GiB,"
+            f" {machine['system']}; {', '.join(run['servers'])};"
             f" {settings}; {', '.join(f'{name} {number}' for name, number in versions.items())}"
         )
         runs.setdefault(where, []).append(f"{run['run']} ({run['at']}, {busy:.0f} %)")
@@ -105,17 +127,28 @@ def _goals(report: Row) -> str:
 
 
 def goals_table(goals: Sequence[Row]) -> str:
-    """Each goal with its figure, and whether that meets it."""
-    rows = [
-        [
-            goal["goal"],
-            goal["bar"].replace("<", "&lt;").replace(">", "&gt;"),
-            _number(goal["figure"]),
-            "too few rounds" if goal["met"] is None and goal["figure"] is not None else _MET[goal["met"]],
-        ]
-        for goal in goals
-    ]
-    return _table(["goal", "bar", "figure", ""], rows)
+    """Each goal with its figure, and whether that meets it; after that what limits those that are not met."""
+    found = ""
+    for processors in dict.fromkeys(goal["processors"] for goal in goals):
+        mine = [goal for goal in goals if goal["processors"] == processors]
+        where = "with any number of processors" if processors is None else f"with {processors} processors"
+        found += _table([where, *_GOALS_HEAD], [_goal(goal) for goal in mine]) + "\n"
+    limits: dict[str, list[str]] = {}
+    for goal in goals:
+        if goal["met"] is False or any(name in goal["how"] for name in NOT_THERE):
+            limits.setdefault(goal["limit"], []).append(f"*{goal['goal']}*")
+    return found + "".join(f"- {'; '.join(dict.fromkeys(names))}: {limit}\n" for limit, names in limits.items())
+
+
+_GOALS_HEAD = ("before", "bar", "far goal", "figure (least-most)", "")
+
+
+def _goal(goal: Row) -> list[str]:
+    figure, least, most = (_number(goal[name]) for name in ("figure", "least", "most"))
+    met = "too few rounds" if goal["met"] is None and goal["figure"] is not None else _MET[goal["met"]]
+    far = _escape(goal["far_goal"] or "")
+    spread = figure if least == most else f"{figure} ({least}-{most})"
+    return [goal["goal"], _number(goal["before"]), _escape(goal["bar"]), far, spread, met]
 
 
 def _group(group: str) -> Callable[[Row], str]:
@@ -161,7 +194,7 @@ def _profile(report: Row) -> str:
     ceilings = ""
     for name in names:
         told = {key: value for key, value in found.get((name, "all of it"), {}).items() if not key.endswith("_us")}
-        ceilings += f"- {'With a key' if 'key' in name else 'Without a key'}, records/s: {_told(told)}.\n"
+        ceilings += f"- {'With a key' if 'key' in name else 'Without a key'}, records/s: {_told(told, {})}.\n"
     return f"{_table(head, rows)}\n{ceilings}"
 
 
@@ -175,32 +208,66 @@ def _rates(lines: Sequence[Row]) -> str:
         if "skipped" in line:
             rows.append([_name(line), "-", "", "", "", f"not run: {_flat(line['skipped'])}"])
             continue
-        per_record = f"{line['cpu_us_per_record']:.2f}" if "cpu_us_per_record" in line else "-"
-        ratios = "; ".join(f"{ratio:.2f} of {base}" for base, ratio in line.get("ratios", {}).items())
-        own = _told({name: value for name, value in line["figures"].items() if name not in _PLAIN})
-        kind = line.get("guarantee") or ("" if "case" in line else line.get("mode", ""))
-        what = "; ".join(part for part in (line.get("version", ""), kind, own) if part)
-        rows.append(
-            [_name(line), f"{line[RATE]:,}", f"{line['min']:,}-{line['max']:,}", per_record, ratios, _flat(what)]
-        )
+        ratios = "; ".join(f"{_spread(*found)} of {label_of(base)}" for base, found in line.get("ratios", {}).items())
+        own = {name: value for name, value in line["figures"].items() if name not in _PLAIN}
+        kind = "" if "case" in line or "guarantee" in line else line.get("mode", "")
+        told = _told(own, line["figures_range"])
+        what = "; ".join(part for part in (line.get("version", ""), kind, _guarantee(line), told) if part)
+        rate, least_most = f"{line[RATE]:,}", f"{line['min']:,}-{line['max']:,}"
+        rows.append([_name(line), rate, least_most, _cpu(line), ratios, _flat(what)])
     head = ["question", "records/s", "least-most", "CPU µs a record", "ratios within a round", "what it is"]
     return _table(head, rows)
 
 
+def _spread(median: float, least: float, most: float, digits: int = 2) -> str:
+    if least == most:
+        return f"{median:.{digits}f}"
+    return f"{median:.{digits}f} ({least:.{digits}f}-{most:.{digits}f})"
+
+
+def _cpu(line: Row) -> str:
+    if CPU not in line:
+        return "-"
+    least, most = line["cpu_us_range"]
+    return _spread(line[CPU], least, most, 2 if line[CPU] < 100 else 0)
+
+
 def _figures(lines: Sequence[Row]) -> str:
-    return _table(["question", "figures"], [[_name(line), _told(line["figures"])] for line in lines])
+    rows = [[_name(line), _told(line["figures"], line["figures_range"])] for line in lines]
+    return _table(["question", "figures"], rows)
 
 
-def _told(figures: Mapping[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in figures.items())
+def _told(figures: Mapping[str, float], ranges: Mapping[str, Sequence[float]]) -> str:
+    """Medians, each with its least and most where the rounds differ."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_number(value)}"
+        + (f" ({'-'.join(map(_number, ranges[name]))})" if name in ranges else "")
+        for name, value in figures.items()
+    )
 
 
 def _name(line: Row) -> str:
-    return _flat(f"{line['question']}: {line['case']}" if "case" in line else line["question"])
+    label = label_of(line["question"])
+    return _flat(f"{label}: {line['case']}" if "case" in line else label)
+
+
+def label_of(question: str) -> str:
+    """As tables and plots call it."""
+    known = QUESTIONS.get(_plain(question))
+    return known.label + question.removeprefix(known.name) if known is not None else question
+
+
+def _plain(question: str) -> str:
+    """Without the processors that it was asked on."""
+    return re.sub(r" \(\d+ processors\)$", "", question)
 
 
 def _flat(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+    return " ".join(_escape(text.replace("|", "\\|")).split())
+
+
+def _escape(text: str) -> str:
+    return text.replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _number(value: float | None) -> str:
@@ -214,7 +281,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__)
         return 2
-    report: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    report = with_verdicts(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     ASSETS.mkdir(exist_ok=True)
     COPY.write_text(shown(report), encoding="utf-8")
     for old in ASSETS.glob("*.svg"):

@@ -12,19 +12,61 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 GROUPS = {
-    "core": "the floor, the hand loop, the bare streamed loop, the seeds' loops, append and upsert",
-    "upserts": "upserts by how many keys are in the table already",
-    "ledger": "what the ledger's two statements cost",
+    "core": "the floor, the hand-written loops, the tutorials' loops, append and upsert",
     "batches": "records per transaction, synchronous_commit on and off",
+    "upserts": "upserts by how many keys are in the table already; ready rows by the same SQL; settings",
+    "peers": "Flink, Kafka Connect, Pathway, Quix Streams, Spark",
+    "operations": "claims, commits, status, bad records, latency, topic ids, rebalances, slow databases, bloat, memory",
+    "workers": "how many workers until the server is full",
+    "ledger": "what the ledger's two statements cost, and what operators look at",
     "records": "100 B, 1 KB, and the flights' 20 columns",
     "handlers": "handler styles, one record per transaction, columnar",
     "delays": "5 ms more for each round trip to the broker, or to the database",
-    "peers": "Flink, Kafka Connect, Pathway, Quix Streams, Spark",
     "reloads": "staging a rebuilt table, seconds under the lock, verify, and what a row costs on the way",
-    "operations": "rebalances, claims, commits, bloat, memory, a slow database, latency",
     "profile": "where each microsecond goes",
 }
+"""In the order in which they are asked: what a short run should have comes first."""
 DELAY = 0.005  # seconds
+ROUNDS = {"core": 5, "batches": 5, "upserts": 5}  # of a group, where the run does not say how many
+OTHER_ROUNDS = 3
+GUARANTEES = {
+    "floor.py": "none",
+    "loop.py": "at least once",
+    "bare.py": "exactly once while nothing fails",
+    "append.py": "exactly once",
+    "observed.py": "exactly once",
+    "upsert.py": "exactly once",
+    "upsert_sql.py": "none",
+}
+"""Of the scripts that do not print it themselves."""
+
+LABELS = {
+    "append, native text": "Seekpoint append, compiled text",
+    "append, key, native text": "Seekpoint append, key, compiled text",
+    "append": "Seekpoint append",
+    "upsert, native text": "Seekpoint upsert, compiled text",
+    "upsert sql": "ready rows by the upsert's SQL",
+    "upsert, 50 % conflicts, native text": "Seekpoint upsert, compiled text, 50 % conflicts",
+    "upsert, 100 % conflicts, native text": "Seekpoint upsert, compiled text, 100 % conflicts",
+    "upsert": "Seekpoint upsert",
+    "floor": "ready rows by COPY",
+    "loop": "hand-written loop, commit to Kafka",
+    "bare": "hand-written loop, offsets in Postgres",
+    "seeds, sync, crc32c": "kafka-python + crc32c, commit after each poll",
+    "seeds, async, crc32c": "kafka-python + crc32c, async commit",
+    "seeds, sync, write": "kafka-python + crc32c, executemany, commit",
+    "seeds, sync": "kafka-python, commit after each poll",
+    "seeds, async": "kafka-python, async commit after each poll",
+    "flink xa": "Flink JDBC sink, XA",
+    "flink": "Flink JDBC sink,",
+    "connect aiven-insert": "Kafka Connect, Aiven's JDBC sink, insert",
+    "connect": "Kafka Connect JDBC sink,",
+    "spark kafka-append": "Spark reads Kafka, JDBC writer, append",
+    "spark": "Spark JDBC writer,",
+    "pathway": "Pathway",
+    "quix": "Quix Streams",
+}
+"""By how a question's name begins, the longer names first."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +76,9 @@ class Question:
     ``cases``: the script prints several rows, which their mode tells apart. ``against`` names the questions that it is
     compared with, in the same round; with ``cases``, cases of its own. ``rounds`` is None where the run says how many.
     ``broker_delay`` and ``database_delay`` (seconds) are not None where the way there leads through a proxy.
-    ``own_options``: the script takes ``--quick``.
+    ``has_servers``: the script starts servers of its own. ``own_options``: the script takes ``--quick``. ``native`` is
+    ``SEEKPOINT_NATIVE``: without the compiled part, or with it. ``in_service``: Python's garbage collector runs as
+    often as it does by default; else rarely, as under ``seekpoint run``.
     """
 
     name: str
@@ -53,8 +97,19 @@ class Question:
     quick: bool = False
     cases: bool = False
     own_options: bool = False
+    has_servers: bool = False
     broker_delay: float | None = None
     database_delay: float | None = None
+    native: str = "0"
+    in_service: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and plots, for readers who have not seen the scripts."""
+        for name, label in LABELS.items():
+            if self.name == name or self.name.startswith((f"{name},", f"{name} ")):
+                return f"{label}{self.name.removeprefix(name)}"
+        return self.name
 
     @property
     def is_peer(self) -> bool:
@@ -70,33 +125,43 @@ def _core() -> Iterator[Question]:
         yield Question(f"bare{suffix}", "core", "bare.py", key=key, against=(floor, f"loop{suffix}"))
         against = (floor, f"loop{suffix}", f"bare{suffix}", *(() if key else ("seeds, sync", "seeds, sync, crc32c")))
         yield Question(f"append{suffix}", "core", "append.py", key=key, against=against, quick=not key)
-        yield Question(
-            f"append{suffix}, 2 workers",
-            "core",
-            "append.py",
-            key=key,
-            parallelism=2,
-            against=(floor, f"append{suffix}"),
-        )
+        append = partial(Question, group="core", script="append.py", key=key)
+        yield append(f"append{suffix}, native text", against=(floor, f"append{suffix}"), native="1")
+        yield append(f"append{suffix}, in a service", against=(floor, f"append{suffix}"), in_service=True)
+        yield append(f"append{suffix}, 2 workers", parallelism=2, against=(floor, f"append{suffix}"))
+        yield append(f"append{suffix}, native text, 2 workers", parallelism=2, against=(floor,), native="1")
     yield Question("upsert", "core", "upsert.py", against=("floor", "append", "floor, key", "append, key"), quick=True)
+    yield Question("upsert, native text", "core", "upsert.py", against=("upsert",), native="1")
     yield Question("upsert, 2 workers", "core", "upsert.py", parallelism=2, against=("floor", "floor, key", "upsert"))
     for mode in ("sync", "async", "sync-crc32c", "async-crc32c", "sync-write"):
         name = f"seeds, {mode.replace('-', ', ')}"
         yield Question(name, "core", "peers.kafka_python", (mode,), against=("floor",), quick=mode == "sync")
 
 
+def _workers() -> Iterator[Question]:
+    for several in (3, 4, 6):
+        name, against = f"append, {several} workers", ("floor", "append")
+        yield Question(name, "workers", "append.py", parallelism=several, against=against)
+
+
 def _upserts() -> Iterator[Question]:
     for conflicts in (50, 100):
         name = f"upsert, {conflicts} % conflicts"
-        yield Question(name, "upserts", "upsert.py", ("--conflicts", str(conflicts)), against=("upsert",))
+        given, ready = ("--conflicts", str(conflicts)), f"upsert sql, {conflicts} % conflicts"
+        yield Question(ready, "upserts", "upsert_sql.py", given)
+        yield Question(name, "upserts", "upsert.py", given, against=("upsert", ready))
+        yield Question(f"{name}, native text", "upserts", "upsert.py", given, against=(name, ready), native="1")
     yield Question(
         "upsert, 10,000,000 rows", "upserts", "upsert.py", ("--large",), ("upsert",), "payments_spread", share=0.5
     )
+    yield Question("what an upsert costs", "upserts", "upsert_sql.py", ("--study",), rounds=1, cases=True)
 
 
 def _ledger() -> Iterator[Question]:
     for batch in (1_000, 10_000):
         yield Question(f"ledger, {batch:,}", "ledger", "ledger.py", batch=batch, limit=500_000)
+    yield Question("append, unobserved", "ledger", "observed.py", ("off",))
+    yield Question("append, observed", "ledger", "observed.py", ("on",), against=("append, unobserved",))
 
 
 LIMITS = {1: 5_000, 10: 50_000, 100: 200_000}  # of small batches, for which a million records take minutes
@@ -106,11 +171,10 @@ def _batches() -> Iterator[Question]:
     for batch in (1, 10, 100, 1_000, 50_000):
         floor = f"floor, {batch:,}"
         append = f"append, {batch:,}"
-        limit = LIMITS.get(batch)
+        limit, loop = LIMITS.get(batch), f"loop, {batch:,}"
         yield Question(floor, "batches", "floor.py", batch=batch, limit=limit)
-        yield Question(append, "batches", "append.py", batch=batch, limit=limit, against=(floor,))
-        if batch in {1, 10, 100, 1_000}:
-            yield Question(f"loop, {batch:,}", "batches", "loop.py", batch=batch, limit=limit, against=(floor,))
+        yield Question(loop, "batches", "loop.py", batch=batch, limit=limit, against=(floor,))
+        yield Question(append, "batches", "append.py", batch=batch, limit=limit, against=(floor, loop))
     for batch in (1, 10, 100, 1_000, 10_000):
         on = "append" if batch == 10_000 else f"append, {batch:,}"
         name = f"append, {batch:,}, synchronous_commit off"
@@ -154,12 +218,13 @@ def _peers() -> Iterator[Question]:
                 continue
             for mode in names:
                 ours = "upsert" if mode in {"upsert", "snapshot"} else "append"
+                native = (f"{ours}, native text",) if several == 1 else ()
                 yield Question(
                     f"{peer} {mode}{suffix}",
                     "peers",
                     f"peers.{peer}",
                     (mode,),
-                    (ours if several == 1 else f"{ours}, {several} workers", "floor"),
+                    (ours if several == 1 else f"{ours}, {several} workers", *native, "floor"),
                     parallelism=several,
                 )
     yield Question("connect aiven-insert", "peers", "peers.connect", ("aiven-insert",), ("append", "floor"))
@@ -186,8 +251,14 @@ def _reloads() -> Iterator[Question]:
 
 
 def _operations() -> Iterator[Question]:
-    for name in ("rebalance", "claims", "commits", "bloat", "memory", "slow", "latency"):
-        yield Question(name, "operations", f"{name}.py", rounds=1, cases=True, own_options=True)
+    of = partial(Question, group="operations", rounds=1, cases=True, own_options=True)
+    yield of("claims, 1,000", script="claims.py", arguments=("--claims-only",))
+    yield of("status", script="status_views.py")
+    yield of("commits, 1 of 1,000", script="commits.py", arguments=("--one-of", "1000"))
+    bad = ("--only", "Append, CHECK", "--shares", "1000", "--rounds", "5")
+    yield of("poison", script="poison.py", arguments=bad, has_servers=True)
+    for name in ("latency", "topic_ids", "commits", "rebalance", "slow", "bloat", "memory", "claims"):
+        yield of(name, script=f"{name}.py")
 
 
 def _profile() -> Iterator[Question]:
@@ -195,7 +266,10 @@ def _profile() -> Iterator[Question]:
     yield Question("profile, key", "profile", "microseconds.py", key=True, cases=True)
 
 
-_MAKERS = (_core, _upserts, _ledger, _batches, _records, _handlers, _delays, _peers, _reloads, _operations, _profile)
+_MAKERS = (
+    *(_core, _batches, _upserts, _peers, _operations, _workers),
+    *(_ledger, _records, _handlers, _delays, _reloads, _profile),
+)
 QUESTIONS = {question.name: question for make in _MAKERS for question in make()}
 
 

@@ -11,6 +11,7 @@ Key = tuple[str, str | None]
 """A question, and the case where its script tells several."""
 
 RATE = "records_per_second"
+CPU = "cpu_us_per_record"  # of the client's process
 MEDIAN_OF = 3  # rounds, below which a median is none
 _NO_FIGURES = {
     "run",
@@ -49,10 +50,9 @@ def pairs(rows: Sequence[Row], of: Key, to: Key, figure: str = RATE) -> list[flo
     return [ours[at] / theirs[at] for at in ours if at in theirs]
 
 
-def ratio(rows: Sequence[Row], of: Key, to: Key) -> float | None:
-    """Their median; None where nothing was measured in the same round."""
-    found = pairs(rows, of, to)
-    return round(statistics.median(found), 3) if found else None
+def spread(numbers: Sequence[float]) -> list[float]:
+    """Median, least and most."""
+    return [round(number, 3) for number in (statistics.median(numbers), min(numbers), max(numbers))]
 
 
 def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[Row]:
@@ -70,23 +70,29 @@ def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[R
         if rates := [row[RATE] for row in good if RATE in row]:
             line |= {RATE: round(statistics.median(rates)), "min": min(rates), "max": max(rates)}
         if used := [1e6 * row["cpu_seconds"] / row["records"] for row in good if row.get("cpu_seconds")]:
-            line["cpu_us_per_record"] = round(statistics.median(used), 2)
-        line["figures"] = _figures(good)
+            line |= {CPU: round(statistics.median(used), 2), "cpu_us_range": _range(used, 2)}
+        line["figures"], line["figures_range"] = _figures(good)
         bases: dict[str, Key] = {
             base: (base, None) if case is None else (question, base)
             for base in against.get(question, ())
             if base != case
         }
-        ratios = {base: ratio(rows, (question, case), key) for base, key in bases.items()}
-        line["ratios"] = {base: number for base, number in ratios.items() if number is not None}
+        found = {base: pairs(rows, (question, case), key) for base, key in bases.items()}
+        line["ratios"] = {base: spread(numbers) for base, numbers in found.items() if numbers}
         lines.append(line)
     return lines
 
 
-def _figures(good: Sequence[Row]) -> dict[str, float]:
-    """The median of everything else that is a number in each row."""
+def _figures(good: Sequence[Row]) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The median of everything else that is a number in each row; and least and most of those that differ."""
     names = [name for name in good[-1] if name not in _NO_FIGURES and all(_is_number(row.get(name)) for row in good)]
-    return {name: round(statistics.median(row[name] for row in good), 4) for name in names}
+    several = {name: [row[name] for row in good] for name in names}
+    medians = {name: round(statistics.median(values), 4) for name, values in several.items()}
+    return medians, {name: _range(values, 4) for name, values in several.items() if len(set(values)) > 1}
+
+
+def _range(values: Sequence[float], digits: int) -> list[float]:
+    return [round(min(values), digits), round(max(values), digits)]
 
 
 def _is_number(value: object) -> bool:

@@ -23,6 +23,7 @@ BATCH = int(os.environ.get("BENCH_BATCH", "10000"))  # records of a transaction
 KEYED = os.environ.get("BENCH_KEY", "0") == "1"  # the table has a primary key
 PARALLELISM = int(os.environ.get("BENCH_PARALLELISM", "1"))  # workers, slots, tasks or threads
 IS_SYNCHRONOUS = os.environ.get("BENCH_SYNCHRONOUS", "1") == "1"  # synchronous_commit
+IS_SERVICE = os.environ.get("BENCH_SERVICE", "0") == "1"  # the worker's process has the collector's own thresholds
 STORED = int(os.environ.get("BENCH_STORED", "10000000"))  # rows of the table that payments_spread is made for
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,19 +17,19 @@ from report import RATE, Row
 
 
 class Progress:
-    """Says what runs, and how long the rest may take: as long as it took before."""
+    """Says what runs, and how long the rest may take: as long as it took before; ``usual`` is what is known of that."""
 
-    def __init__(self, plan: Sequence[tuple[int, Question]], console: Console) -> None:
+    def __init__(self, plan: Sequence[tuple[int, Question]], console: Console, usual: Mapping[str, float]) -> None:
         self._console, self._left = console, [question.name for _, question in plan]
         self._rounds = max((n for n, _ in plan), default=0)
-        self._took: dict[str, float] = {}
+        self._took: dict[str, float] = dict(usual)
 
     @contextmanager
     def asking(self, n: int, question: Question) -> Iterator[None]:
         """While one question runs."""
         self._label = f"round {n} of {self._rounds}: {question.name}"
         began = time.monotonic()
-        with self._console.status(f"{self._label} ({self._remaining()})"):
+        with self._console.status(f"{self._label} ({self.remaining()})"):
             yield
         self._took[question.name] = time.monotonic() - began
         self.skip()
@@ -46,14 +47,28 @@ class Progress:
         else:
             said = "  ".join(f"{k} {v}" for k, v in _figures(row).items())
         case = f" {row['case']}" if "case" in row else ""
-        self._console.print(f"{self._label:<52}{case} {said}  ({self._remaining()})", markup=False, highlight=False)
+        self._console.print(f"{self._label:<52}{case} {said}  ({self.remaining()})", markup=False, highlight=False)
 
-    def _remaining(self) -> str:
+    def remaining(self) -> str:
+        """In words."""
         if not self._took:
             return "time left not known yet"
-        usual = sum(self._took.values()) / len(self._took)
+        usual = statistics.median(self._took.values())
         seconds = sum(self._took.get(name, usual) for name in self._left)
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+
+
+def durations(rows: Sequence[Row], runs: Sequence[Row], records: int) -> dict[str, float]:
+    """Seconds of each question in these runs: medians, for a run with so many records."""
+    sizes = {run["run"]: run["records"] for run in runs}
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for row in rows:
+        if "whole_seconds" in row:
+            # A question of few records takes as long in any run; of a whole topic, in proportion.
+            grows = row.get("records", 0) == sizes[row["run"]]
+            factor = records / sizes[row["run"]] if grows else 1.0
+            found.setdefault(row["question"], {})[row["run"], row["round"]] = row["whole_seconds"] * factor
+    return {name: statistics.median(several.values()) for name, several in found.items()}
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:

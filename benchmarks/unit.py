@@ -24,6 +24,8 @@ from seekpoint import Ledger, Limits, Pipeline, schema
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Move
+from seekpoint.postgres.connection import HandlerConnection
+from seekpoint.postgres.round_trip import Statement, begin_and_run
 from seekpoint.records import Partition, RawRecord
 from seekpoint.testing.kit import FixedClaims
 from seekpoint.worker.assignment import Chunk
@@ -41,6 +43,9 @@ class Silent(Ledger):
     """Confirms everything, and writes nothing."""
 
     def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:  # noqa: ARG002 -- as Ledger has it
+        if isinstance(tx, HandlerConnection) and (state := tx.unsurveyed) is not None:
+            tx.unsurveyed = None
+            state.ask(tx.driver)  # which comes with hold; else each transaction would get a new session
         return ""
 
     def advance(
@@ -50,6 +55,10 @@ class Silent(Ledger):
         transaction: str | None = None,  # noqa: ARG002
     ) -> list[Claim]:
         return [replace(m.claim, next_offset=m.to_offset) for m in moves]
+
+    def hold_and_advance(self, tx: Any, moves: Iterable[Move], rows: Sequence[Statement]) -> list[Claim]:
+        begin_and_run(tx.driver, rows[0], rows[1:])
+        return self.advance(tx, moves)
 
 
 class Unit:

@@ -24,8 +24,8 @@ def pipeline(group: str) -> Pipeline:
     return Pipeline(group, topics=KIND.name, value=Json(KIND.record), sinks=[Upsert(KIND.name, key=["id"])])
 
 
-def fill(conflicts: int, *, large: bool) -> None:
-    """The table as it is before; what is stored under a record's key is not what the record says."""
+def fill(conflicts: int, *, large: bool, options: str = "") -> None:
+    """The table as it is before, with these storage ``options``; what is stored is not what the records say."""
     fresh_table(key=not large)
     expected = kinds.expect(KIND, DSN, RECORDS)
     with psycopg.connect(DSN, autocommit=True) as connection:
@@ -36,6 +36,8 @@ def fill(conflicts: int, *, large: bool) -> None:
             )
             connection.execute(f"ALTER TABLE {KIND.name} ADD PRIMARY KEY (id)".encode())
         else:
+            if options:
+                connection.execute(f"ALTER TABLE {KIND.name} SET ({options})".encode())
             connection.execute(
                 f"INSERT INTO {KIND.name} (id, {COLUMNS[1]}) SELECT id, 0 FROM {expected}"
                 f" WHERE mod(id, 100) < {conflicts}".encode()

@@ -1,4 +1,7 @@
-"""Workers as subjects: one in this process, or several, each in a process and with a share of the partitions."""
+"""Workers as subjects: one in this process, or several, each in a process and with a share of the partitions.
+
+They run as under ``seekpoint run``: Python's garbage collector runs rarely, unless BENCH_SERVICE is set.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import multiprocessing
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from time import monotonic
@@ -14,7 +17,8 @@ from typing import Any, NamedTuple
 
 from peers import kinds
 from seekpoint import Limits, Pipeline, Worker, events
-from setting import BATCH, BROKERS, LIMIT, PARALLELISM, URL, cpu, upgrade
+from seekpoint.cli.run import rare_collections
+from setting import BATCH, BROKERS, IS_SERVICE, LIMIT, PARALLELISM, URL, cpu, upgrade
 from subject import KIND, check, row
 
 PATIENCE = 600.0  # seconds that members wait for each other
@@ -41,8 +45,14 @@ def work(
     partitions: Sequence[int] | None = None,
     ready: Callable[[], object] = lambda: None,
     observers: Sequence[events.Observer] = (),
+    limits: Limits | None = None,
+    mirror: bool = False,
+    around: Callable[[Worker], AbstractContextManager[object]] = nullcontext,
 ) -> Run:
-    """Run one worker until it has committed this many records; ``ready`` is called when it is about to start."""
+    """Run one worker until it has committed this many records; ``ready`` is called when it is about to start.
+
+    It runs within ``around``, and with the batches of the environment where ``limits`` does not say otherwise.
+    """
     began, ended, used = [0.0, 0.0], 0.0, 0.0
     done = transactions = 0
 
@@ -62,12 +72,14 @@ def work(
         make(group or f"bench-{secrets.token_hex(4)}"),
         engine=URL,
         kafka={"bootstrap.servers": BROKERS},
-        limits=Limits(batch_records=BATCH),
+        limits=limits or Limits(batch_records=BATCH),
         partitions=None if partitions is None else [(KIND.name, number) for number in partitions],
         observe=[observe, *observers],
+        mirror=mirror,
     )
-    ready()
-    worker.run()
+    with around(worker), rare_collections(unless=IS_SERVICE):
+        ready()
+        worker.run()
     return Run(began[0], ended, used, done, transactions)
 
 

@@ -255,7 +255,9 @@ def run_worker(
         ) -> Run:
             def make(observe: Sequence[Observer]) -> Worker:
                 given = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
-                servers = {"bootstrap.servers": seekpoint_broker, **(kafka or {})}
+                # A fetch at the end of the log waits 500 ms by default; a drain and the next fetch wait for it.
+                soon = {"fetch.wait.max.ms": 50}
+                servers = {"bootstrap.servers": seekpoint_broker, **soon, **(kafka or {})}
                 return Worker(pipeline, kafka=servers, observe=observe, **given)
 
             run = Run(make, observe)

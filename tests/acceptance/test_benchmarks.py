@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_a_run_reports_rows_ratios_and_goals_and_can_be_resumed(tmp_path: Path) 
         assert row["records_per_second"] == pytest.approx(row["records"] / row["seconds"], rel=0.05)
     floor, append = report["summary"]
     assert append["ratios"] == {
-        "floor": pytest.approx(append["records_per_second"] / floor["records_per_second"], abs=0.001)
+        "floor": [pytest.approx(append["records_per_second"] / floor["records_per_second"], abs=0.001)] * 3
     }
     assert len(report["goals"]) == len(GOALS)
     assert all(goal["met"] is None for goal in report["goals"]), "one round is no median"
@@ -70,8 +71,25 @@ def test_what_there_is_no_question_of_is_said(tmp_path: Path) -> None:
 
 
 def test_a_report_of_other_records_cannot_be_resumed(tmp_path: Path) -> None:
-    told = {"run": 1, "machine": {"cores": 0}, "records": 1, "kind": "payments"}
+    told = {"run": 1, "machine": {"cores": 0}, "records": 1, "kind": "payments", "cores_used": 4}
     (tmp_path / "other.json").write_text(json.dumps({"rows": [], "runs": [told]}), encoding="utf-8")
     done = run(tmp_path, "--only", "floor", "--resume", "other.json")
     assert done.returncode != 0
     assert "begin a new one" in done.stderr
+
+
+def test_a_plan_names_what_the_goals_need_and_asks_nothing(tmp_path: Path) -> None:
+    processors = sorted(os.sched_getaffinity(0))[:2]
+    if len(processors) < 2:
+        pytest.skip("needs two processors")
+    done = run(tmp_path, "--only", "goals", "--processors", ",".join(map(str, processors)), "--plan")
+    assert done.returncode == 0, done.stderr
+    assert "append, 1\n" in done.stdout
+    assert re.search(r"\d+ runs, about \d+ (min|s) left", done.stdout), done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_processor_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "--only", "floor", "--processors", "0,100000")
+    assert done.returncode == 2
+    assert "no processor for this process: 100000" in done.stderr

@@ -54,7 +54,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_carries_migrations_types_and_the_jars_lock(wheel: Path) -> None:
+def test_the_wheel_carries_migrations_types_pages_and_the_jars_lock(wheel: Path) -> None:
     carried = set(zipfile.ZipFile(wheel).namelist())
     scripts = {f"seekpoint/migrations/{path.relative_to(ROOT / 'migrations')}" for path in migrations()}
     assert scripts
@@ -64,6 +64,9 @@ def test_the_wheel_carries_migrations_types_and_the_jars_lock(wheel: Path) -> No
         "seekpoint/testing/servers/kafka-jars.lock",
         "seekpoint/testing/servers/reaper.py",
     } <= carried
+    console = ROOT / "src" / "seekpoint" / "web"
+    files = [path for name in ("templates", "static") for path in (console / name).iterdir()]
+    assert {f"seekpoint/web/{path.relative_to(console)}" for path in files} <= carried
     assert not [name for name in carried if not name.startswith(("seekpoint/", "seekpoint-"))]
 
 

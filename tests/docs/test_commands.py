@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
+import subprocess
+from configparser import ConfigParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.main import get_command
 
+from cli_reference import BLOCK, PAGE, PageError, leaves, with_options
 from seekpoint.cli import errors as explain
 from seekpoint.cli.app import app
+from seekpoint.cli.parent_link import GRACE, LEAVE
+from seekpoint.cli.supervisor import UNABLE
 from support.docs_pages import PAGES, ROOT, blocks, name_of, named, read, section
 
 ROOT_COMMAND = get_command(app)
@@ -28,15 +36,6 @@ def commands_on(page: Path) -> list[tuple[int, list[str]]]:
                 while words and re.match(r"^[A-Z_]+=", words[0]):
                     words.pop(0)
                 found.append((number, words))
-    return found
-
-
-def leaves(command: object, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
-    """Every command that does something, by its words."""
-    below = getattr(command, "commands", {})
-    found = {words: leaf for name, one in below.items() for words, leaf in leaves(one, (*path, name)).items()}
-    if not below or (path and getattr(command, "invoke_without_command", False)):
-        found[path] = command
     return found
 
 
@@ -92,13 +91,29 @@ def test_a_wrong_command_or_option_would_be_found() -> None:
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
-def test_every_command_and_option_is_in_the_reference(words: tuple[str, ...]) -> None:
+def test_the_text_of_a_command_names_its_own_options(words: tuple[str, ...]) -> None:
     reference = named("docs/reference/cli.md")
-    text = section(reference, f"`seekpoint {' '.join(words)}`")
-    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
-    long = {option for option in options_of(LEAVES[words]) if option.startswith("--")}
+    text = BLOCK.sub("", section(reference, f"`seekpoint {' '.join(words)}`"))
     shared = set(re.findall(r"--[a-z-]+", section(reference, "Options of every command")))
-    assert long - shared == mentioned - shared - {"--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= {*options_of(LEAVES[words]), *shared}
+
+
+def test_the_reference_has_the_options_as_the_code_has_them() -> None:
+    written = read(PAGE)
+    assert with_options(written, ROOT_COMMAND) == written, "run docs/site/cli_reference.py"
+
+
+def test_an_option_or_a_command_that_the_reference_misses_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = read(PAGE)
+    monkeypatch.setattr(LEAVES["status",].params[1], "help", "Another text.")
+    assert "Another text." not in written
+    assert "Another text." in with_options(written, ROOT_COMMAND)
+    with pytest.raises(PageError, match="no section with what it does: verify"):
+        with_options(
+            written.replace(f"## `seekpoint verify`{section(written, '`seekpoint verify`')}", ""), ROOT_COMMAND
+        )
+    with pytest.raises(PageError, match="there is no command 'verity'"):
+        with_options(written.replace("## `seekpoint verify`", "## `seekpoint verity`"), ROOT_COMMAND)
 
 
 def test_the_options_of_every_command_are_in_the_reference() -> None:
@@ -111,10 +126,100 @@ def test_the_options_of_every_command_are_in_the_reference() -> None:
 def test_the_exit_codes_are_those_of_the_code() -> None:
     text = section(named("docs/reference/cli.md"), "Exit codes")
     codes = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
-    assert codes == [0, explain.FAILED, explain.USAGE, explain.ABORTED]
+    assert codes == [0, explain.FAILED, explain.USAGE, explain.AWAY, explain.ABORTED]
     assert isinstance(app, typer.Typer)
 
 
-def test_contributing_names_six_commands() -> None:
+def test_contributing_names_seven_commands() -> None:
     (block, *_) = blocks(named("CONTRIBUTING.md"), "console")
-    assert len(block.text.splitlines()) == 6
+    assert len(block.text.splitlines()) == 7
+
+
+# -- the files in deploy/ ------------------------------------------------------------------------------
+
+DEPLOY = ROOT / "docs" / "guides" / "deploy.md"
+FILES = {
+    "text": ROOT / "deploy" / "docker" / "Dockerfile",
+    "yaml": ROOT / "deploy" / "kubernetes" / "deployment.yaml",
+    "ini": ROOT / "deploy" / "systemd" / "shop-orders.service",
+}
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """The words after ``seekpoint``: of YAML's ``args: [...]``, of JSON's ``CMD [...]``, of ``Exec…=`` lines."""
+    listed = re.findall(r"(?:args:|CMD) \[(.*)\]", text)
+    typed = re.findall(r"^Exec\w+=\S*/seekpoint (.*)$", text, re.MULTILINE)
+    return [shlex.split(one.replace(",", " ")) for one in listed] + [shlex.split(one) for one in typed]
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_is_the_one_on_the_page(kind: str) -> None:
+    first = blocks(read(DEPLOY), kind)[0]
+    assert FILES[kind].read_text(encoding="utf-8").strip() == first.text.strip()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_the_commands_of_a_file_exist(kind: str) -> None:
+    found = commands_in(FILES[kind].read_text(encoding="utf-8"))
+    assert found
+    assert [problem for words in found if (problem := check(words))] == []
+
+
+def parameters(words: list[str]) -> dict[str, Any]:
+    """The command line as the command takes it."""
+    command: Any = ROOT_COMMAND
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    return dict(command.make_context(command.name, list(words), resilient_parsing=True).params)
+
+
+def test_kubernetes_asks_the_port_that_the_command_listens_on() -> None:
+    yaml: Any = pytest.importorskip("yaml", reason="installed with the site's tools: make check")
+    deployment = yaml.safe_load(FILES["yaml"].read_text(encoding="utf-8"))
+    pod = deployment["spec"]["template"]
+    spec = pod["spec"]
+    (worker,) = spec["containers"]
+    given, probe = parameters(worker["args"]), worker["livenessProbe"]["httpGet"]
+    host, _, port = given["listen"].rpartition(":")
+    assert (host, given["log_format"]) == ("0.0.0.0", "json"), "probes do not reach loopback"
+    assert {int(port)} == {probe["port"], *(one["containerPort"] for one in worker["ports"])}
+    assert probe["path"] == "/live", "on /ready and /stale no process is restarted"
+    assert deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert spec["terminationGracePeriodSeconds"] > GRACE + LEAVE
+    mounts = {one["name"]: one["mountPath"] for one in worker["volumeMounts"]}
+    assert set(mounts) == {one["name"] for one in spec["volumes"]}
+    environment = {one["name"]: one["value"] for one in worker["env"]}
+    assert environment["SEEKPOINT_KAFKA_CONFIG"].startswith(mounts["kafka"])
+
+
+def test_systemd_signals_the_parent_and_restarts_what_a_restart_may_help() -> None:
+    unit = ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(FILES["ini"], encoding="utf-8")
+    service = unit["Service"]
+    given = parameters(shlex.split(service["ExecStart"])[1:])
+    assert given["workers"] > 1
+    assert (service["KillMode"], service["ExecReload"]) == ("mixed", "/bin/kill -HUP $MAINPID")
+    assert (service["Type"], int(service["RestartPreventExitStatus"])) == ("notify", explain.USAGE)
+    assert int(service["TimeoutStopSec"]) > GRACE + LEAVE
+    assert int(service["WatchdogSec"]) >= UNABLE
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    """Of a copy whose commands are there: those of the page are not."""
+    text = re.sub(r"/srv/shop\S*/seekpoint", shutil.which("true") or "", FILES["ini"].read_text(encoding="utf-8"))
+    copy = tmp_path / FILES["ini"].name
+    copy.write_text(text, encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=60, check=False)
+    assert [line for line in done.stderr.splitlines() if copy.name in line] == []
+    copy.write_text(text.replace("WatchdogSec", "WatchdogSeconds"), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=60, check=False)
+    assert "WatchdogSeconds" in done.stderr, "it would say so"
+
+
+def test_docker_starts_the_command_without_a_shell() -> None:
+    lines = dict(line.split(" ", 1) for line in FILES["text"].read_text(encoding="utf-8").splitlines())
+    assert json.loads(lines["ENTRYPOINT"]) == ["seekpoint"]
+    assert parameters(json.loads(lines["CMD"]))["targets"]
+    assert {"typer", "rich", "prometheus-client"} <= set(lines["RUN"].split())

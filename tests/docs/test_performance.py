@@ -45,6 +45,17 @@ def test_the_summary_is_that_of_its_rows(report: dict[str, Any]) -> None:
     assert summary(report["rows"], against) == report["summary"]
 
 
+def test_what_misses_its_goal_has_a_reason(report: dict[str, Any]) -> None:
+    missed = [goal for goal in report["goals"] if goal["met"] is False]
+    assert all(goal["limit"] for goal in missed), [goal["goal"] for goal in missed if not goal["limit"]]
+    text = named("docs/performance.md")
+    assert all(goal["limit"] in text for goal in missed)
+
+
+def test_the_kept_report_has_the_goals_of_today(report: dict[str, Any]) -> None:
+    assert page.with_verdicts(report) == report, "run: python benchmarks/page.py docs/assets/bench-report.json"
+
+
 def test_the_prose_names_no_rate() -> None:
     """Figures are in the tables: one in a sentence would outlive its run."""
     told = re.sub(r"<!-- bench:.*?<!-- /bench -->", "", named("docs/performance.md"), flags=re.DOTALL)

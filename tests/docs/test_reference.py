@@ -28,6 +28,7 @@ from seekpoint import (
 from seekpoint.jobs import batch, export, reload
 from seekpoint.kafka import config
 from seekpoint.kafka.client import Client
+from seekpoint.metrics import CATALOGUE, Metric
 from seekpoint.postgres.engine import _KEEPALIVES
 from seekpoint.sinks import Append
 from seekpoint.worker.health import Health
@@ -224,3 +225,10 @@ def test_the_architecture_page_names_modules_that_there_are() -> None:
     names = {name for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", page) if not name.endswith(".toml")}
     assert len(names) > 20
     assert sorted(name for name in names if not any(f".{module}".endswith(f".{name}") for module in modules)) == []
+
+
+@pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: str(metric.name))
+def test_every_metric_is_in_the_reference(metric: Metric) -> None:
+    kind, labels, sources, combine, meaning = rows(read(ROOT / "docs" / "reference" / "metrics.md"))[metric.name][:5]
+    assert (kind, re.findall(r"`(\w+)`", labels)) == (metric.kind.value, list(metric.labels))
+    assert (sources, combine, meaning) == (", ".join(metric.sources), metric.combine, metric.help)

@@ -7,12 +7,9 @@ import re
 from pathlib import Path, PurePosixPath
 
 import pytest
-from typer.main import get_command
 
 import seekpoint
-from command_page import command_page
 from public_modules import PUBLIC_MODULES
-from seekpoint.cli.app import app
 from sources import place_of, targets, write_sources
 from support.docs_pages import PAGES, name_of
 
@@ -52,13 +49,3 @@ def test_every_link_leads_to_a_file_of_the_site(page: Path, folder: Path) -> Non
 def test_every_public_module_and_root_name_has_a_page(folder: Path) -> None:
     pages = {path.name.removesuffix(".rst") for path in (folder / "reference" / "python").glob("*.rst")}
     assert pages == {"index", *PUBLIC_MODULES, *seekpoint.__all__}
-
-
-def test_every_command_is_on_its_page_with_its_options() -> None:
-    page = command_page()
-    reload_run = page.partition(".. program:: seekpoint reload run\n")[2].partition(".. program::")[0]
-    command = get_command(app).commands["reload"].commands["run"]  # type: ignore[attr-defined]
-    options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-    assert options <= set(re.findall(r"^\.\. option:: (--[a-z-]+)", reload_run, re.MULTILINE))
-    assert "[default: merge]" in reload_run
-    assert "[env var: SEEKPOINT\\_DATABASE\\_URL]" in reload_run

@@ -106,7 +106,7 @@ def test_what_is_printed_is_found_in_the_source() -> None:
     """Nothing that is collected by its form goes unnoticed because the form has changed."""
     found = all_printed()
     for text in (
-        "reads the new topic from offset 0",
+        "reads the new topic from its beginning",
         "correct bootstrap.servers",
         "it cannot be decoded",
         "it was discarded",

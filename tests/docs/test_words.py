@@ -11,13 +11,8 @@ from support.docs_pages import name_of, named
 from words import Text, Word, allowed, counted, of_source
 
 
-@pytest.fixture(scope="module")
-def counts() -> dict[str, int]:
-    return counted()
-
-
-def test_no_word_is_used_more_often_than_before(counts: dict[str, int]) -> None:
-    most = allowed()
+def test_no_word_is_used_more_often_than_before_and_the_counts_fall_with_the_words() -> None:
+    counts, most = counted(), allowed()
     risen = [
         f"{name}: {count}, and {most.get(name, 0)} before"
         for name, count in counts.items()
@@ -27,13 +22,8 @@ def test_no_word_is_used_more_often_than_before(counts: dict[str, int]) -> None:
         "docs/glossary.md has terms for these (`.venv/bin/python tests/words.py WORD` lists places):\n"
         + "\n".join(risen)
     )
-
-
-def test_the_counts_fall_with_the_words(counts: dict[str, int]) -> None:
     fallen = [
-        f"{name}: {counts.get(name, 0)}, and not {most}"
-        for name, most in allowed().items()
-        if counts.get(name, 0) < most
+        f"{name}: {counts.get(name, 0)}, and not {count}" for name, count in most.items() if counts.get(name, 0) < count
     ]
     assert not fallen, "fewer than before: run `.venv/bin/python tests/words.py --lower`\n" + "\n".join(fallen)
 

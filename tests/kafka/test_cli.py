@@ -2,175 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import json
-import secrets
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from textwrap import dedent
-from time import monotonic
-from typing import Any
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, make_url, text
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from seekpoint import Append, Pipeline, Text
-from seekpoint.cli import status
+from seekpoint.admin import admin
+from seekpoint.cli import status as cli_status
 from seekpoint.cli.app import app
 from seekpoint.ledger import Ledger
 from seekpoint.records import Partition
+from support.cli_place import TO_TABLE, Place
 from support.command import seekpoint
 from support.events import Run
-from support.forked_process import Forked
 
 COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
-HEADER = "from seekpoint import Append, Json, Limits, Pipeline, Text, Worker\n"
-
-
-class Process:
-    """The command as a process of its own; its stderr is read as it comes."""
-
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self._process = Forked("support.cli_process", {"words": arguments}, env=env)
-        self._news, self._said = threading.Condition(), {"out": "", "err": ""}
-        self._readers = [
-            threading.Thread(target=self._read, args=(name, stream), daemon=True)
-            for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self, name: str, stream: object) -> None:
-        for line in stream:  # type: ignore[attr-defined]
-            with self._news:
-                self._said[name] += line
-                self._news.notify_all()
-        stream.close()  # type: ignore[attr-defined]
-
-    def wait_for(self, what: str, name: str = "err", seconds: float = 40.0) -> None:
-        deadline = monotonic() + seconds
-        with self._news:
-            while what not in self._said[name]:
-                assert self._process.poll() is None, f"ended before it said {what!r}:\n{self.said}"
-                assert self._news.wait(max(0.0, deadline - monotonic())), f"never said {what!r}:\n{self.said}"
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def end(self, seconds: float = 40.0) -> int:
-        code = self._process.wait(seconds)
-        for reader in self._readers:
-            reader.join(10)
-        return code
-
-    @property
-    def said(self) -> str:
-        return self._said["out"] + self._said["err"]
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self.end()
-
-
-@dataclass
-class Place:
-    """A folder with the user's modules, a database with the ledger, a topic: where the command is called."""
-
-    folder: Path
-    url: str
-    broker: str
-    schema: str
-    topic: str
-    group: str
-    engine: Engine
-    fill: Callable[..., object]
-    started: list[Process] = field(default_factory=list)
-
-    def produce(self, values: list[str | bytes], **options: Any) -> None:
-        self.fill(self.topic, values, **options)
-
-    def start(self, *arguments: str, env: dict[str, str] | None = None) -> Process:
-        """The command as a process; it ends with the test."""
-        self.started.append(Process(*arguments, env=env))
-        return self.started[-1]
-
-    def status(self, *more: str, brokers: bool = True, exits: int = 0) -> Result:
-        kafka = ["--kafka", f"bootstrap.servers={self.broker}"] if brokers else []
-        where = ["--database-url", self.url, "--schema", self.schema, *kafka]
-        return seekpoint("status", self.group, *where, *more, exits=exits)
-
-    def sql(self, *statements: str) -> None:
-        """Run these, with the schema's name for {schema}."""
-        with self.engine.begin() as tx:
-            for statement in statements:
-                tx.execute(text(statement.format(schema=f'"{self.schema}"')))
-
-    def lines(self) -> list[str]:
-        """What the worker has written."""
-        with self.engine.connect() as connection:
-            return list(connection.execute(text(f'SELECT line FROM "{self.schema}".lines ORDER BY 1')).scalars())
-
-    def module(self, *lines: str, given: str = "") -> str:
-        """Write a module; ``lines`` may use {topic}, {group}, {schema}, {broker} and {url}. Returns its name."""
-        name = f"pipes_{secrets.token_hex(6)}"
-        body = HEADER + dedent("\n".join(lines)).format(**vars(self)) + given
-        (self.folder / f"{name}.py").write_text(body, encoding="utf-8")
-        return name
-
-    def options(self, url: str | None = None, broker: str | None = None) -> list[str]:
-        return [
-            *("--database-url", url or self.url),
-            *("--kafka", f"bootstrap.servers={broker or self.broker}"),
-            *("--schema", self.schema),
-        ]
-
-    def run(self, module: str, name: str = "pipe", *more: str, url: str | None = None, exits: int = 0) -> Result:
-        return seekpoint("run", f"{module}:{name}", *self.options(url), *more, exits=exits)
-
-
-@pytest.fixture
-def place(  # noqa: PLR0917 -- fixtures
-    seekpoint_engine: Engine,
-    seekpoint_schema: str,
-    seekpoint_dsn: str,
-    seekpoint_broker: str,
-    topic: Callable[..., str],
-    produce: Callable[..., object],
-    group: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Place]:
-    monkeypatch.chdir(tmp_path)
-    for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
-        monkeypatch.delenv(name, raising=False)
-    before = list(sys.path)
-    made = Place(tmp_path, seekpoint_dsn, seekpoint_broker, seekpoint_schema, topic(), group, seekpoint_engine, produce)
-    yield made
-    sys.path[:] = before
-    for process in made.started:
-        process.close()
-
-
-TO_TABLE = """\
-sink = Append("{schema}.lines", columns=["line"], row=lambda r: (r.value,))
-pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], strict=True)
-"""
-
-
-@pytest.fixture
-def lines(place: Place) -> None:
-    """A table for the records."""
-    place.sql("CREATE TABLE {schema}.lines (line text)")
-
-
 # -- explain ---------------------------------------------------------------------------------------------
 
 UPSERTED = """\
@@ -204,7 +60,7 @@ def test_explain_shows_the_write_strategies_of_a_pipeline(place: Place) -> None:
     place.sql("CREATE TABLE {schema}.other (v text)")
     kept, every = json.loads(seekpoint(*looked).stdout)["sinks"]
     assert kept["strategies"]["copy"].startswith("more rows, while")
-    assert every["strategies"] == {"copy": "always: COPY into the table"}
+    assert every["strategies"] == {"copy": "COPY into the table; INSERT where there are few rows"}
     place.sql("ALTER TABLE {schema}.kept RENAME TO base", "CREATE VIEW {schema}.kept AS TABLE {schema}.base")
     kept, _ = json.loads(seekpoint(*looked).stdout)["sinks"]
     assert kept["strategies"]["copy"] == "never: the table has row security, or is a view"
@@ -354,7 +210,7 @@ def test_brokers_that_do_not_answer(place: Place, lines: None) -> None:
         '    return Worker(pipe, engine="{url}", kafka={{"bootstrap.servers": "127.0.0.1:1"}}, schema="{schema}",',
         "                  limits=Limits(start_wait=3.0, kafka_timeout=2.0))",
     )
-    result = seekpoint("run", f"{module}:worker", exits=1)
+    result = seekpoint("run", f"{module}:worker", exits=3)
     assert (
         "error: Kafka: no broker answered at 127.0.0.1:1 within 2 s: 127.0.0.1:1/bootstrap: Connect to" in result.stderr
     )
@@ -366,13 +222,13 @@ def test_brokers_that_do_not_answer(place: Place, lines: None) -> None:
 def test_a_database_that_cannot_be_reached(place: Place, lines: None) -> None:
     url, module = make_url(place.url), place.module(TO_TABLE)
     role = f"role_{uuid4().hex}"
-    for changed, said in (
-        ({"database": "no_such_database"}, 'database "no_such_database" does not exist; create the database'),
-        ({"username": role, "password": "hunter2"}, f'failed for user "{role}"; check the user and password'),
-        ({"port": 1}, "Connection refused Is the server running on that host and accepting TCP/IP connections?; check"),
+    for changed, code, said in (
+        ({"database": "no_such_database"}, 1, 'database "no_such_database" does not exist; create the database'),
+        ({"username": role, "password": "hunter2"}, 1, f'failed for user "{role}"; check the user and password'),
+        ({"port": 1}, 3, "refused Is the server running on that host and accepting TCP/IP connections?; check"),
     ):
         away = url.set(**changed).render_as_string(hide_password=False)
-        result = place.run(module, "pipe", "--start-wait", "0.1", url=away, exits=1)
+        result = place.run(module, "pipe", "--start-wait", "0.1", url=away, exits=code)
         assert result.stdout == ""
         assert "error: Postgres: " in result.stderr
         assert said in result.stderr
@@ -463,6 +319,21 @@ def test_a_handler_that_raises_names_its_line(place: Place) -> None:
     assert f"division by zero (at {module}.py:3 in post) (tried 2 times)" in result.stderr
 
 
+@pytest.mark.parametrize(("own", "shown"), [("", "(100000, 50, 100)"), ("import gc; gc.set_threshold(900)", "(900, ")])
+def test_garbage_is_collected_rarely_unless_the_module_says_how_often(place: Place, own: str, shown: str) -> None:
+    place.produce(["one"])
+    before = gc.get_threshold()
+    try:
+        result = place.run(
+            place.module(FAILING.replace("1 / 0", "dict()[__import__('gc').get_threshold()]"), given=own), exits=1
+        )
+    finally:
+        left = gc.get_threshold()
+        gc.set_threshold(*before)
+    assert f"KeyError: {shown}" in result.stderr
+    assert own or left == before, "as it was, when the command has ended"
+
+
 def test_a_mistake_of_the_program_names_its_line(place: Place) -> None:
     module = place.module("def worker():", "    return 1 / 0")
     shown = CliRunner().invoke(app, ["--traceback", "run", f"{module}:worker", *place.options()])
@@ -503,7 +374,7 @@ def test_a_signal_drains(place: Place, lines: None, how: signal.Signals) -> None
     [position] = Ledger(place.engine, place.group, schema=place.schema).read()
     assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
     assert f"INFO    seekpoint.events {place.group}: Activated: " in process.said
-    assert "INFO    seekpoint.cli drained: 2 records in 1 transaction" in process.said
+    assert f"INFO    seekpoint.cli {place.group}: drained: 2 records in 1 transaction" in process.said
     assert str(make_url(place.url).password) not in process.said
 
 
@@ -573,7 +444,7 @@ def test_dev_lends_a_pair_until_ctrl_c(place: Place, monkeypatch: pytest.MonkeyP
     announced = seekpoint("dev", "env").stdout
     assert announced == "".join(f"export {name}={value}\n" for name, value in exports.items())
     seekpoint("db", "upgrade", env=exports)
-    unknown = seekpoint("status", "nobody", env=exports, exits=1)
+    unknown = seekpoint("status", "nobody", env=exports, exits=2)
     assert "has no group 'nobody'; no worker has claimed anything yet" in unknown.stderr
     config = Path(exports["SEEKPOINT_KAFKA_CONFIG"])
     assert config.read_text().startswith("bootstrap.servers=127.0.0.1:")
@@ -581,7 +452,7 @@ def test_dev_lends_a_pair_until_ctrl_c(place: Place, monkeypatch: pytest.MonkeyP
     assert process.end() == 0, process.said
     assert not config.parent.exists()
     seekpoint("dev", "env", exits=2)
-    gone = seekpoint("db", "check", env=exports, exits=1)
+    gone = seekpoint("db", "check", env=exports, exits=3)
     assert "refused" in gone.stderr
 
 
@@ -589,7 +460,9 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
     code = "import sys; sys.modules['typer'] = None; from seekpoint.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]'\n"
+    assert done.stderr == (
+        "error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]' (a checkout or wheel)\n"
+    )
 
 
 def test_without_another_extra_only_its_commands_are_missing() -> None:
@@ -618,14 +491,23 @@ def test_status(applied: Place) -> None:
     alone = applied.status("--json", brokers=False)
     [line] = json.loads(alone.stdout)
     assert line.pop("committed_at").startswith("20")
-    assert line == {
+    sample = {
+        "end",
+        "lag",
+        "lag_seconds",
+        "headroom",
+        "headroom_seconds",
+        "sampled_at",
+    }  # of the worker's, if it wrote one
+    assert {name: value for name, value in line.items() if name not in sample} == {
+        "group": applied.group,
         "topic": applied.topic,
         "partition": 0,
         "next": 3,
-        "end": None,
-        "lag": None,
         "epoch": 1,
         "owner": None,
+        "host": None,
+        "pid": None,
         "dead_letters": 0,
         "retry": None,
         "stop": None,
@@ -643,7 +525,7 @@ def test_status(applied: Place) -> None:
 
 def test_status_of_what_is_not_there(applied: Place) -> None:
     where = ["--database-url", applied.url, "--schema", applied.schema]
-    unknown = seekpoint("status", "nobody", *where, exits=1)
+    unknown = seekpoint("status", "nobody", *where, exits=2)
     assert unknown.stdout == ""
     assert f"error: the ledger in schema '{applied.schema}' has no group 'nobody'; it knows {applied.group}" in (
         unknown.stderr
@@ -666,12 +548,14 @@ def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied: Place) ->
 
 
 def test_status_shows_the_ledger_when_no_broker_answers(applied: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "KAFKA_TIMEOUT", 0.5)
-    result = applied.status("--kafka", "bootstrap.servers=127.0.0.1:1", "--json", brokers=False, exits=1)
+    monkeypatch.setattr(admin, "KAFKA_TIMEOUT", 0.5)
+    monkeypatch.setattr(cli_status, "SLOW", 0.05)
+    result = applied.status("--kafka", "bootstrap.servers=127.0.0.1:1", "--json", brokers=False, exits=3)
     [line] = json.loads(result.stdout)
-    assert (line["next"], line["end"], line["lag"]) == (3, None, None)
+    assert line["next"] == 3
     assert "warning: " in result.stderr
-    assert "end and lag are not known" in result.stderr
+    assert "; lag is as of the last sample" in result.stderr
+    assert "no answer of the brokers yet; where none comes, the ledger is shown" in result.stderr
 
 
 def test_status_does_not_compare_with_another_topic_of_that_name(applied: Place) -> None:

@@ -196,11 +196,11 @@ def test_a_transient_error_of_one_record_waits_over_a_restart(scene: Scene) -> N
     """The attempts are on record, and each is of one record: nothing else shows any more that the error is its own."""
     refuse(scene, "40001")
     name, _ = scene.log(["good", "bad"])
-    slow = Retry(attempts=3, wait_initial=0.5, multiplier=1, jitter=0)
+    slow, quick = (Retry(attempts=3, wait_initial=wait, wait_max=wait, multiplier=1, jitter=0) for wait in (600, 0.5))
     run = scene.worker(made(scene, name, "handler", retry=slow), **fixed(name, 1))
     run.seen.wait_for(events.RetryScheduled)
     run.stop()
-    again = scene.worker(made(scene, name, "handler", retry=slow), **fixed(name, 1))
+    again = scene.worker(made(scene, name, "handler", retry=quick), **fixed(name, 1))  # waits 0.5 s of the 600 s
     stop = again.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PoisonStop)
     assert (stop.offset, stop.failure.attempts) == (1, 3)

@@ -127,7 +127,7 @@ def test_a_newer_handler_ends_the_older_worker(scene: Scene) -> None:
 def test_one_of_two_partitions_in_a_batch_is_refused(scene: Scene) -> None:
     """I3: the other is committed; the refused one's records are read again from the ledger's position: no gap.
 
-    With positions taken from the last commit instead of the reader's cursor this loses records: the shortest such
+    With positions taken from the last commit instead of the reader's read position this loses records: the shortest
     history that the model finds has eight steps, and this is it.
     """
     name, stored = scene.log(5, 2)
@@ -154,7 +154,7 @@ def test_a_dropped_chunk_is_a_refusal_and_not_a_gap(scene: Scene) -> None:
     """I3: a chunk was read and never applied: the next is refused, and reading begins again after the last commit."""
     name, stored = scene.log(10)
     with Bench(scene, name) as bench:
-        bench.batch(4)  # read, and dropped by some mistake: the cursor moved over it
+        bench.batch(4)  # read, and dropped by some mistake: the read position moved over it
         bench.commit(bench.batch(6))
         bench.seen.wait_for(events.Refused)
         assert scene.book.written(name) == []

@@ -18,6 +18,7 @@ from support.events import Run
 from support.kafka_postgres import PROTOCOLS, Scene
 
 Protocol = Mapping[str, Any]
+WAIT = 8.0  # seconds of a wait during which something else must happen, which takes about one
 LATE = 5.0  # seconds later than due, on a machine that does other things too
 
 
@@ -111,7 +112,7 @@ def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_se
 
 def test_a_wait_survives_a_kill_of_its_process(scene: Scene) -> None:
     name, stored = scene.log(["ok", "fail 1", "ok"])
-    wait: dict[str, Any] = {"attempts": 3, "wait_initial": 12.0, "jitter": 0}
+    wait: dict[str, Any] = {"attempts": 3, "wait_initial": WAIT, "jitter": 0}
     process = scene.worker_process(
         name, handle="deadly", retry=wait, on_poison="dead_letter", kafka=PROTOCOLS["cooperative"]
     )
@@ -122,12 +123,12 @@ def test_a_wait_survives_a_kill_of_its_process(scene: Scene) -> None:
     assert (told.attempt, told.attempts) == (1, 3)
     assert told.failure.error.startswith("TimeoutError: no answer for 1 (at ")
     assert "crashing_handlers.py:" in told.failure.error
-    assert told.wait < 12
+    assert told.wait < WAIT
     run.reached(name, 3)
     tried = run.seen.all(events.SingleRecordAttempt)
     run.stop()
     assert [e.attempt for e in tried] == [2]
-    assert 11.5 < tried[0].at - failed < 12 + LATE, "what was left of the wait"
+    assert WAIT - 0.5 < tried[0].at - failed < WAIT + LATE, "what was left of the wait"
     scene.book.assert_holds(name, stored)
 
 
@@ -135,20 +136,20 @@ def test_a_wait_survives_a_rebalance(scene: Scene, protocol: Protocol) -> None:
     scene.notice_the_dead_soon()
     name, deadly = scene.topic(2), Deadly(scene.book)
     stored = [at for n in range(2) for at in scene.produce(name, ["ok", "fail 1", "ok"], partition=n)]
-    retry = Retry(attempts=3, wait_initial=12.0, jitter=0)
+    retry = Retry(attempts=3, wait_initial=WAIT, jitter=0)
     first = start(scene, name, retry, deadly=deadly, kafka=protocol)
     first.seen.wait_for(events.RetryScheduled, count=2)
     failed = max(e.at for e in first.seen.all(events.RetryScheduled))
     second = start(scene, name, retry, deadly=deadly, kafka=protocol)
     told = second.seen.wait_for(events.RetryScheduled)
-    assert told.wait < 12
-    assert time.monotonic() < failed + 12, "the rebalance took too long to show anything"
+    assert told.wait < WAIT
+    assert time.monotonic() < failed + WAIT, "the rebalance took too long to show anything"
     scene.wait_until_caught_up(name, stored)
     tried = [e for run in (first, second) for e in run.seen.all(events.SingleRecordAttempt)]
     first.stop()
     second.stop()
     assert [e.attempt for e in tried] == [2, 2]
-    assert all(failed + 11.5 < e.at < failed + 12 + LATE for e in tried)
+    assert all(failed + WAIT - 0.5 < e.at < failed + WAIT + LATE for e in tried)
     scene.book.assert_holds(name, stored)
 
 
@@ -165,7 +166,7 @@ def test_a_stop_does_not_wait_for_a_retry(scene: Scene) -> None:
 def test_records_after_a_delayed_one_are_read_once_and_bounded(scene: Scene, protocol: Protocol) -> None:
     name, many = scene.topic(2), 4000
     stored = scene.produce(name, ["fail 1"] + ["ok"] * (many - 1))
-    retry, limits = Retry(attempts=3, wait_initial=10, jitter=0), Limits(batch_records=1000)
+    retry, limits = Retry(attempts=3, wait_initial=WAIT, jitter=0), Limits(batch_records=1000)
     run = start(scene, name, retry, kafka=protocol, limits=limits)
     run.seen.wait_for(events.RetryScheduled)
     stored += scene.produce(name, 100, partition=1)

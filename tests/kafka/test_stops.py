@@ -102,7 +102,7 @@ def test_a_position_past_the_log_is_no_lag_of_zero(scene: Scene) -> None:
     assert health.lag_unknown == frozenset({at})
     shown = status(scene, exits=1)
     assert "past the end of the log (10)" in shown
-    assert "ada moved it to 1000" in shown
+    assert "ada reset it to 1000" in shown
     scene.ledger.reset_offset(name, 0, 10, log=(0, 10), reason="corrected")
     run.seen.wait_for(events.Activated, lambda e: e.offset == 10, since=run.seen.mark() - 1)
     run.stop()

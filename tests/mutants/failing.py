@@ -40,7 +40,7 @@ FAILING = (
         "worker/failure_policy.py",
         "        outcome.add_dead_letter(NewDeadLetter(raw, failure, state))\n",
         "        outcome.add_dead_letter(NewDeadLetter(raw, failure, state))\n"
-        "        outcome.stop_at(poison_stop(raw, failure))\n",
+        "        outcome.stop_at(poison_stop(pipeline.group, raw, failure))\n",
         f"{MATRIX}[CHECK-streamed Append-dead_letter]",
     ),
     breakage(
@@ -122,10 +122,10 @@ FAILING = (
         ("tests/postgres/ledger/test_attempts.py::test_i2_a_suspect_range_is_noted_under_the_claim_alone",),
     ),
     breakage(
-        "supersede left out of a move",
+        "supersede left out of a reset",
         "ledger/admin_actions.py",
-        '        to_offset=to,\n        actor=actor,\n        reason=f"moved',
-        '        to_offset=2**62,\n        actor=actor,\n        reason=f"moved',
+        '        to_offset=to,\n        actor=actor,\n        reason=f"reset',
+        '        to_offset=2**62,\n        actor=actor,\n        reason=f"reset',
         "tests/postgres/test_dead_letter_store.py::test_a_move_supersedes_what_will_be_read_again",
     ),
     Breakage(
@@ -169,8 +169,8 @@ FAILING = (
             Edit("worker/unit_of_work.py", "        self._limits.count(counts)\n", ""),
             Edit(
                 "worker/unit_of_work.py",
-                "            self._insert_dead_letters(tx, result)\n",
-                "            self._limits.count(counts)\n            self._insert_dead_letters(tx, result)\n",
+                "                self._insert_dead_letters(tx, result)\n",
+                "                self._limits.count(counts)\n                self._insert_dead_letters(tx, result)\n",
             ),
         ),
         (f"{ISOLATION}::test_an_attempt_that_was_not_committed_counts_for_no_limit",),

@@ -504,7 +504,7 @@ def test_an_event_for_every_step_of_every_attempt(ground: Ground, group: str) ->
         events.Held(partitions=1),
         events.Applied(records=2),
         events.Advanced(spans=(span,)),
-        events.Committed(spans=(span,), records=2, seconds=seen[-1].seconds),
+        events.Committed(spans=(span,), records=2, seconds=seen[-1].seconds, rows={f"{ground.schema}.t": 2}),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sys
 from base64 import b64decode
@@ -15,7 +16,9 @@ import pytest
 from sqlalchemy import Engine, text
 from typer.testing import Result
 
+from seekpoint import Ledger
 from seekpoint.testing import raw
+from seekpoint.worker.replay.requests import RequestedReplays
 from support.command import seekpoint
 from support.dead_letter_group import TOPIC, Depot, orders
 
@@ -50,11 +53,11 @@ class Terminal:
         """What the handler of the module fails on from now on."""
         (self._folder / "bad").write_text(" ".join(values), encoding="utf-8")
 
-    def run(self, *words: str, exits: int = 0) -> Result:
+    def run(self, *words: str, exits: int = 0, stdin: str = "") -> Result:
         """Call the command; it must exit so."""
         url = self.depot.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         env = {"SEEKPOINT_DATABASE_URL": url}
-        return seekpoint(*words, "--schema", self.depot.schema, exits=exits, width=80, env=env)
+        return seekpoint(*words, "--schema", self.depot.schema, exits=exits, width=80, env=env, stdin=stdin)
 
     def lines(self, *words: str, exits: int = 0) -> list[str]:
         """Call the command; returns what it prints, line by line."""
@@ -132,6 +135,33 @@ def test_conditions_narrow_the_list(terminal: Terminal, conditions: list[str], o
         assert said == "g: no dead letters meet these conditions\n"
 
 
+def test_dead_letters_are_counted_by_exception_and_line_and_replayed_by_them(terminal: Terminal) -> None:
+    ids = park(terminal)
+    handler, blocked = terminal.json("dead-letters", "list", "g", "--by-cause")
+    assert (handler["count"], handler["cause"], handler["exception"]) == (2, "handler", "ValueError")
+    assert re.fullmatch(r"dead_letter_group\.py:\d+ in \w+", handler["error_line"]), handler
+    assert (handler["topics"], handler["first_id"], handler["group"]) == ([TOPIC], ids[0], "g")
+    assert (blocked["count"], blocked["cause"], blocked["exception"], blocked["error_line"]) == (
+        1,
+        "blocked",
+        None,
+        None,
+    )
+    assert terminal.lines("dead-letters", "list", "g", "--by-cause")[2].split()[:3] == ["2", "handler", "ValueError"]
+    [one] = terminal.json("dead-letters", "list", "g", "--by-cause", "--error", "worse")
+    assert (one["count"], one["first_id"]) == (1, ids[1])
+
+    mine = ["--exception", "ValueError", "--line", handler["error_line"]]
+    assert [one["id"] for one in terminal.json("dead-letters", "list", "g", *mine)] == ids[:2]
+    assert terminal.json("dead-letters", "list", "g", "--exception", "KeyError") == []
+    planned = terminal.json("dead-letters", "replay", f"{terminal.module}:pipe", "--all", *mine)["planned"]
+    assert [one["id"] for one in planned] == ids, "and the one that is blocked after the first"
+    assert (
+        terminal.json("dead-letters", "replay", f"{terminal.module}:pipe", "--all", *mine, "--apply")["replayed"] == 3
+    )
+    assert terminal.json("dead-letters", "list", "g", "--by-cause") == []
+
+
 def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
     park(terminal)
     result = terminal.run("dead-letters", "list", "g", "--limit", "2")
@@ -141,7 +171,7 @@ def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
 @pytest.mark.parametrize(
     ("words", "exits", "said"),
     [
-        (["list", "other"], 1, "has no group 'other'; it knows g"),
+        (["list", "other"], 2, "has no group 'other'; it knows g"),
         (["list", "g", "--partition", "1"], 2, "name the topic, too"),
         (["list", "g", "--since", "yesterday"], 2, "--since takes a time such as 2026-08-01T12:00Z, or how long ago"),
         (["list", "g", "--since", "2026-08-01"], 2, "say in which zone, e.g. 2026-08-01Z"),
@@ -154,12 +184,13 @@ def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
         (["replay", "{module}:pipe", "4711"], 2, "has no dead letter 4711"),
         (["replay", "{module}:newer", "--all"], 2, "start a worker of version 2 first"),
         (["replay", "{module}:none", "--all"], 2, "has no 'none'; it has pipe, newer, others"),
-        (["discard", "1"], 2, "Missing option '--reason'"),
+        (["discard", "1", "--apply"], 2, "--apply needs --reason"),
         (["discard", "--all", "--reason", "x"], 2, "--all needs --group"),
-        (["discard", "1", "--reason", " "], 2, "say which with --reason"),
+        (["discard", "1", "--apply", "--reason", " "], 2, "--apply needs --reason"),
+        (["replay", "g", "--all"], 2, "for a group's name add --by-worker"),
         (["discard", "4711", "--reason", "x"], 2, "has no dead letter 4711"),
-        (["discard", "--all", "--group", "other", "--reason", "x"], 1, "has no group 'other'; it knows g"),
-        (["export", "other"], 1, "has no group 'other'; it knows g"),
+        (["discard", "--all", "--group", "other", "--reason", "x"], 2, "has no group 'other'; it knows g"),
+        (["export", "other"], 2, "has no group 'other'; it knows g"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else None,
 )
@@ -281,6 +312,56 @@ def test_replay_applies_and_says_what_became_of_each(terminal: Terminal) -> None
     assert terminal.depot.applied() == [0, 2, 1]
 
 
+def test_a_running_worker_is_asked_to_replay(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group is named, and the pipeline's code is not needed; a person at a terminal is asked for their number."""
+    ids = park(terminal)
+    by_worker = ("dead-letters", "replay", "g", "--by-worker")
+    assert terminal.lines(*by_worker, "--all")[-3:] == [
+        "  - a running worker of version 1 replays them between its batches, at most 100, or for 1 s, at a time",
+        "  - no worker of version 1 was seen in the last minute: the request waits until one starts",
+        "dry run: 3 would be requested, 0 refused; --apply does it",
+    ]
+    assert "--apply needs --reason" in terminal.run(*by_worker, "--all", "--apply", exits=2).stderr
+    assert "--while-paused" in terminal.run(*by_worker, "--all", "--while-paused", exits=2).stderr
+    assert "has no dead letter 999" in terminal.run(*by_worker, "999", exits=2).stderr
+    done = (*by_worker, "--all", "--apply", "--reason", "fixed", "--actor", "eve")
+    monkeypatch.setattr("seekpoint.cli.options.at_terminal", lambda: True)
+    refused = terminal.run(*done, exits=1, stdin="n\n")
+    assert "have a worker of g replay 3 dead letters?" in refused.stderr
+    assert terminal.depot.actions() == []
+    waited = terminal.run(*done, "--wait", "1s", exits=1, stdin="y\n")
+    monkeypatch.undo()
+    assert "of 3 dead letters is requested" in waited.stdout
+    ((action, _, actor, why),) = terminal.depot.actions()
+    assert (action, actor) == ("request replay", "eve")
+    request = re.fullmatch(r"request (\d+), 3 dead letters: fixed", why)
+    assert request is not None
+    depot = terminal.depot
+    depot.bad = {b"worse"}
+    worker = RequestedReplays(depot.pipeline(keep_key_order=True), Ledger(depot.engine, "g", schema=depot.schema))
+    worker.check()
+    worker.work()
+    shown = ("dead-letters", "replay-request", "g", request[1])
+    assert terminal.lines(*shown) == [
+        f"request {request[1]} of 3 dead letters is done; 2 replayed, 1 failed again, 0 refused"
+    ]
+    assert terminal.json(*shown, "--wait", "1s", exits=1)["request"]["replayed"] == 2
+    assert terminal.depot.applied() == [0, 2]
+    assert [one["id"] for one in terminal.json(*by_worker, "--all")["planned"]] == [ids[1]]
+
+
+def test_what_a_worker_is_not_asked_for_is_said(terminal: Terminal) -> None:
+    first, second, _ = park(terminal)
+    terminal.run("dead-letters", "discard", str(second), "--apply", "--reason", "empty")
+    asked = ("dead-letters", "replay", "g", str(first), str(second), "--by-worker")
+    assert terminal.json(*asked, exits=1)["planned"][1]["refusal"] is not None
+    done = terminal.json(*asked, "--apply", "--reason", "fixed", exits=1)
+    assert done["request"]["dead_letters"] == [first]
+    assert [one["id"] for one in done["refused"]] == [second]
+    said = terminal.run(*asked, "--apply", "--reason", "fixed", exits=1).stdout
+    assert f"refused, and no part of it: dead letter {second}: " in said
+
+
 def test_a_paused_group_says_who_paused_it(terminal: Terminal) -> None:
     park(terminal)
     terminal.depot.ledger.pause(reason="an index", actor="ada")
@@ -350,9 +431,8 @@ STOPPED = {"retry_at": "NULL", "attempt_policy": "'stop'", "attempts_allowed": "
 KILLED = {"attempt_error": "NULL", "retry_at": "NULL", "attempts": "1", "attempt_crashes": "1"}
 WAITS = "orders/0 waits in front of offset 3: "
 MEND = (
-    "Fix the codec, row= or handler and start the worker again; or skip it: Ledger.reset_offset('orders', 0, to=4, "
-    "log=None, "
-    "lost="
+    "Fix the codec, row= or handler and start the worker again; or skip it: seekpoint offsets reset g --topic orders:0 "
+    "--after-failed --apply --reason WHY (or Ledger.reset_offset('orders', 0, to=4, log=None, lost="
 )
 TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
 
@@ -370,7 +450,7 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
         (
             STOPPED,
             "orders/0 has stopped in front of offset 3: ValueError: no price; tried 3 of 3 times. ",
-            f"{MEND}'poison', reason=...)",
+            f"{MEND}'poison', reason=...))",
         ),
         (
             KILLED,
@@ -404,7 +484,7 @@ def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
         "orders/0 has stopped in front of offset 3: ValueError: b'bad' is not to be taken (at dead_letter_group.py:"
     )
     assert "); tried 1 of" in said
-    assert said.endswith(f"{MEND}'poison', reason=...)")
+    assert said.endswith(f"{MEND}'poison', reason=...))")
 
 
 def test_tables_are_as_wide_as_they_are_whatever_the_group_is_called(terminal: Terminal) -> None:

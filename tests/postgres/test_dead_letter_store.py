@@ -262,7 +262,7 @@ def test_a_move_supersedes_what_will_be_read_again(shelf: Shelves) -> None:
         (1, 2): State.DEAD_LETTERED,
     }
     [closed] = worker.all(from_offset=3)
-    assert (closed.closed_by, closed.closed_reason, closed.replays) == ("alice", "moved to 1: look again", 1)
+    assert (closed.closed_by, closed.closed_reason, closed.replays) == ("alice", "reset to 1: look again", 1)
     assert closed.closed_at is not None
     with pytest.raises(Fenced, match="is not open any more"):
         worker.close(worker.all(from_offset=2, partition=0)[0].id)

@@ -20,7 +20,7 @@ from seekpoint import Append, Batch, Pipeline, Poison, events
 from seekpoint import Text as Utf8
 from seekpoint.errors import HandlerMisuse, PoisonStop
 from seekpoint.records import Cause
-from seekpoint.sinks.small_append import FEW
+from seekpoint.sinks.small_append import MOST_RECORDS_IN_ONE_INSERT, MOST_ROWS_PIPELINED
 from seekpoint.testing import Processed, process
 from support.fixtures import NewEngine
 from support.ledger_desk import backend, wait_until_blocked
@@ -568,19 +568,24 @@ def unit_of_work(counter: Counter, count: int, **options: Any) -> int:
     return found[-1].count
 
 
+KEYS = {"keep_key_order": True, "on_poison": "dead_letter"}
+
+
 @pytest.mark.parametrize(
     ("count", "by", "options", "expected"),
     [
-        (1, "sink", {}, 3),
-        (FEW, "sink", {}, 3),
-        (FEW + 1, "sink", {}, 6),
+        (1, "sink", {}, 2),
+        (MOST_RECORDS_IN_ONE_INSERT, "sink", {}, 2),
+        (MOST_RECORDS_IN_ONE_INSERT + 1, "sink", {}, 6),
+        (MOST_ROWS_PIPELINED, "sink", KEYS, 4),
+        (MOST_ROWS_PIPELINED + 1, "sink", KEYS, 7),
         (30, "handler", {}, 3),
         (1, "sink", {"pipeline_mode": False}, 6),
     ],
-    ids=["one row", "few rows", "by COPY", "by a handler", "each awaited"],
+    ids=["one row", "small", "by COPY", "few rows in key order", "in key order", "by a handler", "each awaited"],
 )
 def test_round_trips_of_a_batch(counter: Counter, count: int, by: str, options: dict[str, Any], expected: int) -> None:
-    """BEGIN with hold, the rows with advance, COMMIT; more rows go by COPY, whose begin and end are awaited."""
+    """Small: BEGIN, hold, advance and rows; COMMIT. Else BEGIN with hold, the last writes with advance, COMMIT."""
     how: dict[str, Any] = {"sinks": [counter.sink]} if by == "sink" else {"handle": counter.each}
     assert unit_of_work(counter, count, **how, **options) == expected
     assert len(counter.rows()) == 2 * count
@@ -654,7 +659,7 @@ def test_values_mean_the_same_in_few_rows_and_in_many(counter: Counter) -> None:
     ]  # fmt: skip
     for n, (kind, value) in enumerate(made):
         found = []
-        for rows in (1, FEW + 1):
+        for rows in (1, MOST_ROWS_PIPELINED + 1):
             name = f"t_{n}_{rows}"
             counter.ground.create(f'"a%b" {kind}', name)
             sink = Append((counter.ground.schema, name), columns=["a%b"], rows=repeated((value,), rows))

@@ -95,8 +95,7 @@ def test_a_replay_does_not_wait_for_ever(beside: Beside) -> None:
     depot.on_record = halt = Halt()
     beside.produce(b"d")
     halt.wait()
-    impatient = depot.redrive()
-    impatient.ledger.limits = Limits(transaction_age=0.3)
+    impatient = depot.redrive(transaction_age=0.3)
     with pytest.raises(OperationalError, match="lock timeout") as late:
         impatient.replay(beside.letter.id)
     assert late.value.__notes__ == [

@@ -152,9 +152,9 @@ def test_row_security_that_is_enabled_while_a_worker_runs(owner: Ground, limited
     path = owner.create("id int, v text")
     owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[Append(path, columns=["id", "v"])])
-    limited.process(pipeline, *numbered(*range(50)))
+    limited.process(pipeline, *numbered(*range(150)))  # by COPY, which is refused later
     owner.sql("ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY every ON t USING (true)")
     seen: list[Event] = []
-    limited.process(pipeline, *numbered(*range(50, 100), start=50), observe=(seen.append,))
+    limited.process(pipeline, *numbered(*range(150, 300), start=150), observe=(seen.append,))
     assert len([event for event in seen if isinstance(event, DatabaseTrouble)]) == 1, "one more try"
-    assert owner.rows("id") == [(n,) for n in range(100)]
+    assert owner.rows("id") == [(n,) for n in range(300)]

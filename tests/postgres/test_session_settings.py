@@ -14,10 +14,12 @@ REFUSED = pytest.mark.parametrize(
     ("query", "said"),
     [
         ({"client_encoding": "SQL_ASCII"}, "its client_encoding is SQL_ASCII, .*: set client_encoding=utf8"),
+        ({"client_encoding": "GBK"}, "its client_encoding is GBK, .*: set client_encoding=utf8"),
         ({"options": "-cDateStyle=SQL,DMY"}, "its DateStyle is 'SQL, DMY', .*: set DateStyle to ISO"),
         ({"options": "-cDateStyle=German"}, "its DateStyle is 'German, DMY', .*: set DateStyle to ISO"),
+        ({"options": "-carray_nulls=off"}, "its array_nulls is off, .*: set array_nulls to on"),
     ],
-    ids=["ascii", "sql", "german"],
+    ids=["ascii", "gbk", "sql", "german", "nulls"],
 )
 
 

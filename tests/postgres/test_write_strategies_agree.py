@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from seekpoint import Append, Json, Pipeline, Text
 from seekpoint.errors import CodecUnavailable
@@ -26,6 +26,7 @@ from seekpoint.sinks.copy import Unwritable
 from seekpoint.testing import kit, raw, record
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.open_batch import Buffer
+from support.round_trips import trips
 from support.sink_tables import TOPIC, Ground
 
 WIDE = "new" * 50  # so that the driver sends its buffer, and the server looks at its own, before the COPY ends
@@ -269,6 +270,40 @@ def test_arrows_own_json_is_json_already(ground: Ground) -> None:
     with ground.engine.begin() as tx, sink.open(tx) as writer:
         writer.write(list(sink.rows(record(pa.table({"id": [1], "v": column})))))
     assert ground.value("v::text") == '{"a": [1.50]}'
+
+
+def test_types_are_asked_again_after_a_part_that_was_undone(ground: Ground) -> None:
+    """ROLLBACK TO releases the lock that the part had taken: the table may be altered before the next part begins."""
+    path = ground.create("o bigint, v text")
+    sink, session = Append(path, columns=["o", "v"]), Session(ground.engine)
+    with session.transaction() as tx:
+        tx.savepoints.begin(keeps_locks=True)
+        with sink.open(tx) as writer:
+            writer.write([(0, "5")])
+        tx.savepoints.undo()
+        ground.sql("SET LOCAL lock_timeout = '5s'; ALTER TABLE t ALTER v TYPE jsonb USING to_jsonb(v)")
+        with sink.open(tx) as writer:
+            writer.write([(1, "5")])
+    session.close()
+    assert ground.value("""count(*) FILTER (WHERE o = 1 AND v::text = '"5"')""") == 1
+
+
+@pytest.mark.parametrize("keeps_locks", [True, False])
+def test_types_are_asked_once_while_their_lock_is_held(ground: Ground, *, keeps_locks: bool) -> None:
+    """After a part that was kept; each part asks again where code of the user's could release the lock."""
+    sink, session = Append(ground.create("o bigint, v text"), columns=["o", "v"]), Session(ground.engine)
+    with session.transaction() as tx:
+        tx.savepoints.begin(keeps_locks=keeps_locks)
+        counts = []
+        for o in range(3):
+            with trips(tx.driver) as counted, sink.open(tx) as writer:
+                writer.write([(o, "5")])
+            counts.append(counted.count)
+            tx.savepoints.keep() if o == 0 else tx.savepoints.undo()
+        with pytest.raises(DBAPIError, match="lock timeout"):
+            ground.sql("SET LOCAL lock_timeout = '10ms'; ALTER TABLE t ALTER v TYPE jsonb USING to_jsonb(v)")
+    session.close()
+    assert counts[2] == counts[1] == (2 if keeps_locks else 3)
 
 
 @pytest.mark.parametrize(("before", "after"), [("text", "jsonb"), ("jsonb", "text")])

@@ -129,9 +129,11 @@ class Depot:
         self.bad.clear()
         return letter
 
-    def redrive(self, actor: str = "ada", *, engine: Any = None, **options: Any) -> DeadLetterReplay:
+    def redrive(
+        self, actor: str = "ada", *, engine: Any = None, transaction_age: float = 20.0, **options: Any
+    ) -> DeadLetterReplay:
         """A person at work."""
-        limits = Limits(transaction_age=20.0)
+        limits = Limits(transaction_age=transaction_age)
         pipeline = self.pipeline(**options)
         return DeadLetterReplay(pipeline, engine or self.engine, schema=self.schema, actor=actor, limits=limits)
 

@@ -15,12 +15,14 @@ from sqlalchemy import URL, Engine, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
 from seekpoint import schema
+from seekpoint.kafka import librdkafka
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import Terminal
 from support.dead_letter_group import Depot
 from support.kafka_postgres import PROTOCOLS, Scene, Way
+from support.operators_account import OperatorsAccount
 from support.postgres_proxy import PostgresProxy
 from support.reload_orders import Shop
 from support.schema_registry import SchemaRegistry
@@ -47,6 +49,15 @@ def way(request: pytest.FixtureRequest) -> Way:
         return {"kafka": PROTOCOLS[request.param]}
 
     return options
+
+
+@pytest.fixture(params=["librdkafka", "client"])
+def topic_id_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Topic ids are asked for by librdkafka's own call, or through the Python client."""
+    if request.param == "librdkafka" and not librdkafka.is_known():
+        pytest.skip("this build of confluent-kafka is asked through the Python client")
+    monkeypatch.setattr(librdkafka, "is_known", lambda: request.param == "librdkafka")
+    return str(request.param)
 
 
 @pytest.fixture
@@ -106,6 +117,14 @@ def registry() -> Iterator[SchemaRegistry]:
     yield registry
     registry.silent.clear()
     registry.stop()
+
+
+@pytest.fixture(scope="session")
+def operators_account() -> Iterator[OperatorsAccount]:
+    """The account of the operators' session; written at the end where the environment names a file."""
+    account = OperatorsAccount()
+    yield account
+    account.write()
 
 
 @pytest.fixture

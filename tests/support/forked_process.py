@@ -28,6 +28,7 @@ SCRIPTS = (
     "support.reload_process",
     "support.batch_process",
     "support.export_process",
+    "support.reprocess_process",
     "support.cli_process",
 )
 _SIZE = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
@@ -24,8 +24,9 @@ class _Fault:
     text: str | None
     skip: int
 
-    def meets(self, sql: str, commit: bool) -> bool:
-        wanted = (self.text is None or self.text in sql) if self.when == "at_statement" else commit
+    def meets(self, sql: str, commit: bool, transaction: Sequence[str]) -> bool:
+        texts = [sql] if self.when == "at_statement" else transaction if commit else []
+        wanted = any(self.text is None or self.text in each for each in texts)
         if wanted and self.skip:
             self.skip -= 1
             return False
@@ -88,6 +89,7 @@ class PostgresProxy(Proxy):
         - ``at_statement``: both sides are cut in front of a statement whose SQL contains ``text`` (None: of any
           statement, so that a test can try every ``skip``). The transaction is rolled back.
 
+        Of the first three, ``text`` means: the COMMIT of a transaction that had a statement with this text.
         ``skip`` lets that many matches pass first.
 
         What psycopg raises is the same in all four cases, out of ``commit()`` or ``execute()``:
@@ -113,7 +115,7 @@ class PostgresProxy(Proxy):
         self.counts["statement"] += 1
         self.counts["commit"] += commit
         fault = self._armed
-        if fault is None or not fault.meets(sql, commit):
+        if fault is None or not fault.meets(sql, commit, link.transaction):
             return False
         self._armed = None
         if fault.when == "after_commit":
@@ -186,6 +188,7 @@ class PostgresLink(Link):
         self._statements = pgwire.Statements()
         self._answered: Callable[[str], bool] | None = None
         self.held: bytes | None = None
+        self.transaction: list[str] = []  # its statements so far
 
     def from_client(self, data: bytes) -> None:
         if self._greeting is not None:
@@ -198,6 +201,10 @@ class PostgresLink(Link):
             self._frontend.skip(int.from_bytes(data[:4], "big"))
         for piece in self._frontend.feed(data):
             sql = self._statements.executed(piece)
+            if sql is not None:
+                if sql.startswith("BEGIN"):
+                    self.transaction.clear()
+                self.transaction.append(sql)
             if sql is None or not self._postgres.meet(self, sql, piece):
                 self.send_server(piece.raw)
             if self.dropped or self.held is not None:

@@ -1,7 +1,8 @@
 """What every test of a worker compares in the end: the records that went in, and the rows that came out.
 
 ``Book`` is a table without a unique key: a record that is applied twice is two rows, and ``n`` keeps the order
-of writing. ``Stream`` produces steadily on a thread of its own and remembers what the broker acknowledged.
+of writing. ``Stream`` produces steadily on a thread of its own and remembers what the broker acknowledged;
+``Transactions`` does so in transactions.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Self
+from uuid import uuid4
 
+import msgspec
 from confluent_kafka import KafkaError, Message, Producer
 from sqlalchemy import BigInteger, Column, Connection, Engine, Identity, Integer, MetaData, Table, Text, insert, select
 from sqlalchemy.schema import CreateTable
@@ -19,6 +22,15 @@ from support.background import Background
 
 Stored = Iterable[tuple[int, int]]
 """Partition and offset of each record, as ``produce`` and ``Stream`` answer them."""
+
+
+class Entry(msgspec.Struct):
+    """A row of the book, as a value: its producer knows where the record will be."""
+
+    topic: str
+    partition: int
+    offset: int
+    value: str
 
 
 class Book:
@@ -67,8 +79,11 @@ class Book:
 
         return handle
 
-    def pipeline(self, group: str, topics: str | Iterable[str], **options: Any) -> Pipeline:
-        """A pipeline that writes this book: by COPY, unless ``handle`` is given."""
+    def pipeline(self, group: str, topics: str | Iterable[str], *, entries: bool = False, **options: Any) -> Pipeline:
+        """A pipeline that writes this book: by COPY, unless ``handle`` is given; ``entries``: values are its rows."""
+        if entries:
+            sink: Append[Entry, Any] = Append((self.schema, "book"))
+            return Pipeline(group, topics=topics, value=codecs.Json(Entry), sinks=[sink], **options)
         if "handle" not in options:
             options["sinks"] = [self.sink]
         return Pipeline(group, topics=topics, value=codecs.Text(), **options)
@@ -131,6 +146,42 @@ class Stream(Background):
                 self._unplaced += 1
         else:
             self._refused.append(error)
+
+
+class Transactions(Background):
+    """Produces ``rate`` records a second in transactions of ten, for the length of a ``with`` block; aborts each fifth.
+
+    ``stored`` has the records of a transaction before its end, so before any consumer can read them; none of the
+    aborted ones.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, rate: float = 500) -> None:
+        super().__init__()
+        settings = {"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0}
+        self._producer = Producer({**settings, "transactional.id": f"{topic}-{uuid4()}"})
+        self._producer.init_transactions(30)
+        self._topic, self._partitions, self._pause = topic, partitions, 10 / rate
+        self.stored: list[tuple[int, int]] = []
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.wait(self._pause):
+            sent: list[tuple[int, int]] = []
+
+            def delivered(error: KafkaError | None, message: Message, sent: list[tuple[int, int]] = sent) -> None:
+                assert error is None, error
+                sent.append((message.partition() or 0, message.offset() or 0))
+
+            self._producer.begin_transaction()
+            for one in range(number, number + 10):
+                self._producer.produce(self._topic, f"{one}", partition=one % self._partitions, on_delivery=delivered)
+            assert self._producer.flush(30) == 0
+            number += 10
+            if number % 50 == 0:
+                self._producer.abort_transaction(30)
+            else:
+                self.stored += sent
+                self._producer.commit_transaction(30)
 
 
 def ends(stored: Stored) -> dict[int, int]:

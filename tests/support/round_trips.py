@@ -11,6 +11,8 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, event
 
+from seekpoint.postgres import pipelining
+
 ANSWERS = ("ReadyForQuery", "CopyInResponse", "CopyOutResponse")  # what a client waits for before it continues
 
 
@@ -22,11 +24,18 @@ def overheard(engine: Engine) -> Iterator[set[str]]:
     def note(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
         texts.add("\n".join(line.rstrip() for line in text.strip().splitlines()) + ";\n")
 
+    def rows_of(driver: Any, *questions: tuple[str, Any]) -> Any:
+        for text, _ in questions:
+            note(None, None, text)
+        return run(driver, *questions)
+
     event.listen(engine, "before_cursor_execute", note)
+    run, pipelining.rows_of = pipelining.rows_of, rows_of
     try:
         yield texts
     finally:
         event.remove(engine, "before_cursor_execute", note)
+        pipelining.rows_of = run
 
 
 @dataclass

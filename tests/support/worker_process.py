@@ -26,7 +26,7 @@ class WorkerProcess(ChildProcess):
 
     ``handle="blocks"`` gives it a handler that never returns, ``"slow"`` one that waits for the database,
     ``"deadly"`` one that does as the records say. ``retry={...}``, ``delay=seconds``, ``on_poison=`` and ``version=``
-    go to its pipeline.
+    go to its pipeline; so does ``entries=True``, for values that are rows.
     """
 
     def __init__(self, **what: Any) -> None:
@@ -77,12 +77,13 @@ def main(what: Mapping[str, Any]) -> None:
         options["delay"] = timedelta(seconds=what["delay"])
     engine.dispose()  # it was the book's; the worker gets a URL, and what it opens it closes
     worker = Worker(
-        book.pipeline(what["group"], what["topic"], **options),
+        book.pipeline(what["group"], what["topic"], entries=what.get("entries", False), **options),
         engine=what["dsn"],
         kafka=what["kafka"],
         schema=what["schema"],
         limits=Limits(**what.get("limits", {})),
         partitions=what.get("partitions"),
+        mirror=what.get("mirror", False),
         observe=[deadly.watch, reporter],
     )
     worker.run()

@@ -102,7 +102,7 @@ def test_what_has_to_wait_moves_the_cursor_and_not_the_position() -> None:
     made.set_backlog(ZERO, Backlog(delay=60.0))
     assert take(made, (0, 10), (1, 10), (0, 12), (0, 12)) == {ONE: (10, 11)}
     at = made.active[ZERO]
-    assert (at.cursor, at.position, len(at.backlog or ())) == (13, 10, 2)
+    assert (at.read_position, at.position, len(at.backlog or ())) == (13, 10, 2)
     assert at.backlog is not None
     assert [r.offset for r in at.backlog.give(1, Moment(0.0, 1e12))] == [10]
     assert at.position == 11
@@ -126,7 +126,7 @@ class End(Message):
 def test_what_is_taken_by_runs_is_what_is_taken_one_by_one(
     read: list[tuple[int, int, type[Message]]], gone: tuple[Partition, ...], held: tuple[Partition, ...]
 ) -> None:
-    """I3: whatever the client gives, in whatever order, the cursors move over the same records."""
+    """I3: whatever the client gives, in whatever order, the read positions move over the same records."""
     messages: Any = [kind(partition, offset) for partition, offset, kind in read]
 
     def outcome() -> object:
@@ -138,7 +138,7 @@ def test_what_is_taken_by_runs_is_what_is_taken_one_by_one(
         return (
             list(chunk),
             {p: (r.start, r.end, r.leader_epoch, r.timestamp_ms) for p, r in chunk.reads.items()},
-            {p: (at.cursor, at.position, at.end, len(at.backlog or ())) for p, at in made.active.items()},
+            {p: (at.read_position, at.position, at.end, len(at.backlog or ())) for p, at in made.active.items()},
         )
 
     with patch.object(AssignedPartitions, "_accept_run", lambda *_: False):

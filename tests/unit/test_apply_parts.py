@@ -36,7 +36,7 @@ class Tx:
         self.last: Any = None
         self.savepoints = self.deferred = self
 
-    def begin(self) -> None:
+    def begin(self, *, keeps_locks: bool) -> None:
         self.keep()
 
     def keep(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 from uuid import uuid4
 
@@ -11,9 +11,11 @@ import pytest
 from seekpoint.errors import OffsetLost, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
-from seekpoint.ledger import Claim
-from seekpoint.records import Partition
-from seekpoint.worker.assignment.backlog import Backlog
+from seekpoint.ledger import Attempt, Claim
+from seekpoint.records import Partition, RawRecord
+from seekpoint.worker.assignment.backlog import Backlog, Moment
+from seekpoint.worker.assignment.chunk import Chunk
+from seekpoint.worker.assignment.held import HeldPartitions
 from seekpoint.worker.assignment.partitions import (
     ActivePartition,
     AssignedPartitions,
@@ -182,5 +184,123 @@ def test_what_was_revoked_and_assigned_again_cannot_be_stopped_by_its_old_batch(
 def test_the_ledgers_epoch_is_that_of_the_cursor_only_where_nothing_was_read_since() -> None:
     placed = ActivePartition(Claim(P, uuid4(), 1, 5, 3, uuid4()), 5)
     assert placed.last_epoch == 3
-    placed.cursor = 7  # asked with an epoch that is too old, the broker reports a truncation that never was
+    placed.read_position = 7  # asked with an epoch that is too old, the broker reports a truncation that never was
     assert placed.last_epoch is None
+
+
+# -- what was read and waits for the next batch ------------------------------------------------------------------
+
+
+class Record:
+    """A message of the client, as far as it is read."""
+
+    def __init__(self, partition: Partition, offset: int) -> None:
+        self._at, self._offset = partition, offset
+
+    def error(self) -> None:
+        return None
+
+    def topic(self) -> str:
+        return self._at.topic
+
+    def partition(self) -> int:
+        return self._at.number
+
+    def offset(self) -> int:
+        return self._offset
+
+    def leader_epoch(self) -> int:
+        return 3
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def chunk(places: AssignedPartitions, read: Sequence[tuple[Partition, int]]) -> Chunk[RawRecord]:
+    """These were read, and are records now."""
+    accepted = places.accept_messages(cast("Any", [Record(*at) for at in read]))
+    return Chunk([RawRecord(p.topic, p.number, at, None, None, None, (), 3) for p, at in read], accepted.reads)
+
+
+def kept(places: AssignedPartitions) -> None:
+    """Two records of each partition were read, in a transaction that holds P alone."""
+    read = [(at, offset) for at, first in ((P, 5), (Q, 7)) for offset in (first, first + 1)]
+    mine = places.keep_others(chunk(places, read), frozenset([P]))
+    assert [record.offset for record in mine] == [5, 6]
+    assert list(mine.reads) == [P]
+
+
+def test_what_is_not_held_is_kept_and_taken_once(places: AssignedPartitions) -> None:
+    kept(places)
+    assert [(at.position, at.read_position) for at in places.active.values()] == [(7, 7), (7, 9)]
+    taken = places.take_kept()
+    assert [record.offset for record in taken] == [7, 8]
+    assert (taken.reads[Q].start, taken.reads[Q].end) == (7, 9)
+    assert len(places.kept) == 0
+    assert places.active[Q].position == 9
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda places: places.on_revoked([Q], False),
+        lambda places: places.deactivate([Q]),
+        lambda places: places.activate({Q: claim(Q, 9)}),
+        lambda places: places.suspend(),
+    ],
+    ids=["revoked", "claimed by another", "claimed again", "servers away"],
+)
+def test_what_was_kept_is_dropped_with_its_claim(
+    places: AssignedPartitions, happens: Callable[[AssignedPartitions], None]
+) -> None:
+    kept(places)
+    happens(places)
+    taken = [places.take_kept() for _ in range(len(places.kept))]
+    assert [(list(one), one.reads) for one in taken] in ([], [([], {})])
+
+
+def test_what_was_kept_waits_after_a_record_that_is_tried_again(places: AssignedPartitions) -> None:
+    """It was read after it: the partition's order is kept."""
+    places.keep(chunk(places, [(P, 5), (Q, 7), (P, 6)]))
+    places.keep(chunk(places, [(P, 7), (Q, 8)]))
+    placed = places.active[P]
+    places.set_backlog(P, backlog := Backlog())
+    backlog.put_back([RawRecord("t", 0, 4, None, None, None, (), None)], 4, Attempt(4, 1, "", 9.0), Moment.now())
+    places.put_kept_into_backlog(P)
+    assert (placed.kept_from, placed.position, placed.read_position) == (None, 4, 8)
+    assert [record.offset for _, record in backlog._queue] == [4, 5, 6, 7]
+    assert [one.offset for _ in range(len(places.kept)) for one in places.take_kept()] == [7, 8]
+    assert places.active[Q].kept_from is None
+
+
+def test_what_was_kept_of_a_partition_is_taken_in_order_and_the_position_is_that_of_the_rest(
+    places: AssignedPartitions,
+) -> None:
+    for first in (5, 7):
+        places.keep(chunk(places, [(P, first), (P, first + 1)]))
+    assert places.active[P].position == 5
+    assert [one.offset for one in places.take_kept()] == [5, 6]
+    assert places.active[P].position == 7
+    assert [one.offset for one in places.take_kept()] == [7, 8]
+    assert (places.active[P].position, places.active[P].kept_from) == (9, None)
+
+
+def test_a_transaction_holds_what_its_batch_begins_with_and_what_moved_lately() -> None:
+    partitions = [Partition("t", number) for number in range(100)]
+    held = HeldPartitions()
+    for partition in partitions[:20]:
+        held.moved([partition])
+    assert set(held.of({P}, set(partitions))) == {P, *partitions[12:20]}
+    assert set(held.of({P}, {P})) == {P}, "what is not active any more is not held"
+
+
+def test_full_chunks_of_other_partitions_have_all_held_for_a_while() -> None:
+    partitions = {Partition("t", number) for number in range(100)}
+    held = HeldPartitions()
+    held.closed_by_another(is_full=False)
+    assert set(held.of({P}, partitions)) == {P}
+    held.closed_by_another(is_full=True)
+    for _ in range(8):
+        assert set(held.of({P}, partitions)) == partitions
+        held.moved([P])
+    assert set(held.of({P}, partitions)) == {P}

@@ -292,7 +292,7 @@ class Interleavings(RuleBasedStateMachine):
         self.place()
 
     def place(self, suspects: SuspectRange | None = None) -> None:
-        self.cursor = self.ledger
+        self.read_position = self.ledger
         self.backlog = Backlog(delay=self.delay, suspects=suspects)
         self.tried: dict[int, int] = {}
         if self.attempt is not None:
@@ -302,11 +302,11 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(many=st.integers(1, 6))
     def read(self, many: int) -> None:
-        for one in [r for r in self.log if r.offset >= self.cursor][:many]:
-            self.backlog.add(one, self.cursor, self.now)
+        for one in [r for r in self.log if r.offset >= self.read_position][:many]:
+            self.backlog.add(one, self.read_position, self.now)
             age = 0.0 if one.timestamp_ms is None else max(0.0, self.now.wall - one.timestamp_ms / 1000)
             self.seen.setdefault(one.offset, self.now.steady - age)
-            self.cursor = one.offset + 1
+            self.read_position = one.offset + 1
 
     @rule(seconds=st.floats(0, 15))
     def time_goes_by(self, seconds: float) -> None:

@@ -107,6 +107,29 @@ def test_strides_follow_the_distance_between_failures_and_are_forgotten_after_a_
     assert [*expected, strides.expects_failures] == [False, True, False]
 
 
+def test_parts_are_longer_where_failures_are_named() -> None:
+    """One in a hundred, named: a part is run in vain once, so parts of the whole distance are the cheapest."""
+    left, sizes, applied = set(range(99, 10_000, 100)), list[int](), list[int]()
+
+    def run(part: Sequence[int]) -> PartFailure[str] | None:
+        sizes.append(len(part))
+        if named := sorted(left & set(part))[:1]:
+            return PartFailure("named", tuple(named))
+        applied.extend(part)
+        return None
+
+    def admitted(part: range, again: bool) -> Sequence[int]:
+        return [n for n in part if not again or n not in found]
+
+    found: set[int] = set()
+    for one in bisect(10_000, run, admitted=admitted):
+        found |= {*one.indexes}
+        left -= found
+    assert applied == [n for n in range(10_000) if n not in found]
+    assert len(found) == 100
+    assert len(sizes) < 100 * 3, "about two runs for each failure; with parts of a quarter, five"
+
+
 def test_a_stride_is_never_very_short() -> None:
     strides = Strides()
     strides.begin(100)

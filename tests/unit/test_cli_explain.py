@@ -81,12 +81,12 @@ def test_a_password_may_hold_anything_that_is_encoded() -> None:
 def test_exit_codes() -> None:
     assert exit_code(ConfigError("x")) == 2
     assert exit_code(SchemaMismatch("x")) == 1
-    assert exit_code(KafkaUnavailable("x")) == 1
+    assert exit_code(KafkaUnavailable("x")) == 3
     assert exit_code(ModuleNotFoundError("x", name="jgo.maven")) == 2
     assert exit_code(ZeroDivisionError()) == 1
     away = ConfigError("no broker answered")
     away.__cause__ = KafkaUnavailable("x")
-    assert exit_code(away) == 1, "brokers may come back: that is no wrong usage"
+    assert exit_code(away) == 3, "brokers may come back: that is no wrong usage"
 
 
 def test_the_clients_same_log_line_passes_once_in_a_while(

@@ -15,7 +15,7 @@ from seekpoint.records import BLOCKED_BY_KEY, Cause, Failure, NewDeadLetter, Sta
 from seekpoint.testing import raw
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
-from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch
+from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch, Written
 
 
 class Source:
@@ -43,7 +43,8 @@ class Source:
         batch = OpenBatch(Buffer(Chunk(records, reads), lambda: None, lambda _: Answer({}, 0), Limits()))
         for aside in asides:
             batch.outcome.add_dead_letter(aside)
-        return BatchResult.of(batch, len(records) - len(asides)), len(records) - len(asides)
+        applied = len(records) - len(asides)
+        return BatchResult.of(batch, Written(applied, [])), applied
 
 
 def passes(quarantine: DeadLetterLimitCheck, batch: BatchResult, applied: int) -> None:
@@ -74,7 +75,7 @@ def test_batches_in_between_that_pass_nothing_do_not_end_the_row() -> None:
         again, _ = source.batch(p0=".", p1="x")
         stop = RetryLater(Partition("t", 0), source.at[0] - 1, "", failure=BLOCKED_BY_KEY, wait=0.0)
         again.batch.outcome.stop_at(stop)
-        passes(quarantine, BatchResult.of(again.batch, 0), 0)
+        passes(quarantine, BatchResult.of(again.batch, Written(0, [])), 0)
         passes(quarantine, *source.batch(p0="h"))
         passes(quarantine, *source.batch(p0="x", p1="."))
     with pytest.raises(TooManyDeadLetters):

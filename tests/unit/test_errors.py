@@ -55,7 +55,8 @@ def test_fenced_keeps_the_databases_sentence() -> None:
 
 
 def test_a_pause_says_who_and_why() -> None:
-    assert str(GroupPaused("g", "migration", "ann")).startswith("group 'g' is paused by ann: migration; resume it with")
+    said = str(GroupPaused("g", "migration", "ann"))
+    assert said.startswith("group 'g' is paused by ann: migration; resume it: seekpoint groups resume g --apply")
     assert "paused by unknown: no reason given" in str(GroupPaused("g", None, None))
 
 

@@ -133,7 +133,7 @@ def test_a_log_line_has_the_group_the_sentence_and_the_fields(caplog: pytest.Log
     assert (had["event"], had["group"], had["partition"], had["offset"]) == ("RetryScheduled", "billing", "orders/3", 5)
     assert (had["wait"], had["failure"]) == (1.5, "KeyError: 'price' (at ingest.py:14 in post)")
     assert vars(two)["spans"] == ["orders/3 [5, 9)"]
-    assert two.getMessage() == "billing: Committed: spans ['orders/3 [5, 9)'], records 4, seconds 0.5"
+    assert two.getMessage() == "billing: Committed: spans ['orders/3 [5, 9)'], records 4, seconds 0.5, rows {}"
 
 
 def test_no_field_of_an_event_is_a_log_records_own() -> None:

@@ -77,7 +77,7 @@ def test_users_code_that_runs_for_too_long_is_not_live_until_it_returns() -> Non
 def test_a_wait_for_the_server_is_not_time_of_users_code() -> None:
     stopwatch = Stopwatch()
     assert stopwatch.wait(stopwatch.seconds) == 0
-    with stopwatch.running():
+    with stopwatch:
         first = stopwatch.wait(stopwatch.seconds)
         assert stopwatch.wait(lambda: (monotonic(), stopwatch.seconds()))[1] >= first
         with pytest.raises(ValueError, match="lost"):
@@ -177,7 +177,6 @@ LONG_AGO = monotonic() - 100
         (lambda: [events.LagSampled(lag={A: 5})], False),  # idle until now, and the work has just come
         (lambda: [events.BatchOpened(attempt=1, at=LONG_AGO)], True),  # a database that never answers says nothing
         (lambda: [events.BatchOpened(attempt=1, at=LONG_AGO), committed(Span(A, 1, 2))], False),
-        (lambda: [events.BatchOpened(attempt=1, at=LONG_AGO), events.Refused(reason="moved")], False),
         (lambda: [events.LagSampled(lag={A: 0})], False),
         (lambda: [events.LagSampled(lag={A: 5}), events.LagSampled(lag={A: 0})], False),
         (lambda: [events.KafkaTrouble(error="down", at=LONG_AGO)], True),
@@ -193,6 +192,17 @@ def test_stale_is_no_progress_although_there_is_work_or_trouble(make: Callable[[
     """The events are made here and not at collection, which may be minutes ago."""
     assert after(started(at=LONG_AGO), *make()).stale is stale
     assert not after(started(at=LONG_AGO), *make(), stale_after=1e6).stale
+
+
+def test_a_batch_that_ends_without_a_commit_leaves_no_idle_worker_stale() -> None:
+    """Refused, dropped whole, or without an answer of Kafka's: the worker's loop reports the end itself."""
+    board, opened = HealthBoard(), events.BatchOpened(attempt=1, at=LONG_AGO)
+    for more, stale in [(events.Recovered(), False), (events.LagSampled(lag={A: 5}), True)]:
+        for event in (started(at=LONG_AGO), events.LagSampled(lag={}), opened, more):
+            board(event)
+        assert board.read().stale
+        board.batch_ended()
+        assert board.read().stale is stale
 
 
 def test_every_other_event_leaves_it_as_it_is() -> None:

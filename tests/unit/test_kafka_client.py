@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -121,9 +123,10 @@ def test_a_client_that_is_closed_while_python_ends_does_not_keep_it() -> None:
 BROKERS = {"bootstrap.servers": "127.0.0.1:1"}
 
 
-def test_the_client_id_names_the_group() -> None:
-    assert consumer_config(BROKERS, group="billing")["client.id"] == "seekpoint-billing"
-    assert admin_config(consumer_config(BROKERS, group="billing"))["client.id"] == "seekpoint-billing"
+def test_the_client_id_names_the_group_the_host_and_the_process() -> None:
+    expected = f"seekpoint-billing-{socket.gethostname()}-{os.getpid()}"
+    assert consumer_config(BROKERS, group="billing")["client.id"] == expected
+    assert admin_config(consumer_config(BROKERS, group="billing"))["client.id"] == expected
     assert consumer_config({**BROKERS, "client.id": "mine"}, group="billing")["client.id"] == "mine"
 
 

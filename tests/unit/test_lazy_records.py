@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +22,36 @@ pairs = st.lists(st.tuples(st.text(max_size=3), some_bytes), max_size=2)
 times = st.tuples(st.sampled_from([TIMESTAMP_NOT_AVAILABLE, TIMESTAMP_CREATE_TIME]), st.integers(0, 2**40))
 
 
+@contextmanager
+def collected(often: int) -> Iterator[None]:
+    """Python's garbage collector runs after so many allocations."""
+    before = gc.get_threshold()
+    gc.set_threshold(often, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class Counted(Message):
+    """A message that can say whether anything still refers to it."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.mark.parametrize(("often", "kept"), [(700, False), (100_000, True)])
+def test_messages_are_kept_only_where_they_are_not_collected_often(often: int, kept: bool) -> None:
+    made: Any = Counted
+    given_ = [made("a", 0, 4, b"k", b"v", [("h", b"1")], None, (1, 5), 0.0, 7)]
+    message = weakref.ref(given_[0])
+    with collected(often):
+        records, _ = lazy_records(given_, Partition("a", 0))
+    del given_
+    assert (message() is not None) == kept
+    assert records[0] == RawRecord("a", 0, 4, 5, b"k", b"v", (("h", b"1"),), 7)
+    assert message() is None, "freed with the first look"
+
+
 @st.composite
 def messages(draw: st.DrawFn) -> list[Any]:
     def make(offset: int, topic: str) -> Any:
@@ -29,10 +63,12 @@ def messages(draw: st.DrawFn) -> list[Any]:
     return [make(n, draw(st.sampled_from(["a", "b"]))) for n in range(draw(st.integers(0, 5)))]
 
 
-@given(messages())
-def test_they_are_what_the_messages_say(given_: list[Any]) -> None:
+@pytest.mark.parametrize("often", [700, 100_000], ids=["collected often", "collected rarely"])
+@given(given_=messages())
+def test_they_are_what_the_messages_say(given_: list[Any], often: int) -> None:
     expected = [raw_record(m) for m in given_]
-    records, unreadable = lazy_records(given_, None)
+    with collected(often):
+        records, unreadable = lazy_records(given_, None)
     assert not unreadable
     assert list(records.values) == [r.value for r in expected]
     assert records.topic == (expected[0].topic if len({r.topic for r in expected}) == 1 else None)
@@ -105,7 +141,7 @@ def test_nothing_is_decoded_before_it_is_read_and_nothing_twice() -> None:
         calls.append(1)
         return [RawRecord("t", 0, 0, None, None, b"v")]
 
-    records = LazyRecords([b"v"], [0], make, topic="t", size=1)
+    records = LazyRecords([b"v"], [0], make, topic="t", partitions=[0], size=1)
     assert (len(records), list(records.values), calls) == (1, [b"v"], [])
     assert [records[0], *records, *reversed(records)] == [RawRecord("t", 0, 0, None, None, b"v")] * 3
     assert calls == [1]
@@ -127,16 +163,18 @@ def test_many_values_are_decoded_as_each_one_is(codec: Any, values: list[bytes |
         except Exception as error:  # noqa: BLE001 -- whatever a codec raises
             return type(error)
 
-    assert outcome(LazyRecords(values, list(range(len(values))), lambda: records, topic="t", size=0)) == outcome(
-        records
-    )
-    assert outcome(LazyRecords(values, list(range(len(values))), lambda: records, topic=None, size=0)) == outcome(
-        records
-    )
+    assert outcome(
+        LazyRecords(values, list(range(len(values))), lambda: records, topic="t", partitions=[0] * len(values), size=0)
+    ) == outcome(records)
+    assert outcome(
+        LazyRecords(values, list(range(len(values))), lambda: records, topic=None, partitions=[0] * len(values), size=0)
+    ) == outcome(records)
 
 
 def test_each_topic_has_its_own_codec() -> None:
     pipeline = Pipeline("g", topics={"a": Json(), "b": Text()}, sinks=[Append("t", columns=["v"])])
     records = [RawRecord(topic, 0, 0, None, None, b"1") for topic in ("a", "b")]
-    assert pipeline.values(LazyRecords([b"1", b"1"], [0, 1], lambda: records, topic=None, size=2)) == [1, "1"]
-    assert pipeline.values(LazyRecords([b"1"], [1], lambda: records[1:], topic="b", size=1)) == ["1"]
+    assert pipeline.values(
+        LazyRecords([b"1", b"1"], [0, 1], lambda: records, topic=None, partitions=[0, 0], size=2)
+    ) == [1, "1"]
+    assert pipeline.values(LazyRecords([b"1"], [1], lambda: records[1:], topic="b", partitions=[0], size=1)) == ["1"]

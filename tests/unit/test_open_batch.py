@@ -18,8 +18,9 @@ from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, Span, State
 from seekpoint.testing import raw
+from seekpoint.worker.assignment.backlog import SuspectRange
 from seekpoint.worker.assignment.chunk import Chunk, Read, chain
-from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch, moves
+from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch, Written, moves
 
 A, B = Partition("a", 0), Partition("b", 1)
 TOKENS: dict[Partition, UUID] = {A: uuid4(), B: uuid4()}
@@ -245,7 +246,7 @@ def test_a_result_passes_what_is_applied_or_a_dead_letter_and_nothing_after_a_st
     set_aside(batch, 1)
     batch.outcome.stop_at(stop(A, 3))
     assert offsets(batch.chunks()) == [("a", 0)]
-    result = BatchResult.of(batch, applied=1)
+    result = BatchResult.of(batch, Written(1, [1]))
     assert [r.offset for r in result.passed()] == [0, 1], "2 is blocked by its key"
     assert [r.offset for r in result.passed(newest_first=True)] == [1, 0]
     assert (result.position(A), result.spans) == (3, (Span(A, 0, 3),))
@@ -324,25 +325,25 @@ Steps = list[tuple[str, Partition, int]]
 )
 def test_whatever_happens_the_offsets_cover_exactly_the_records(steps: Steps) -> None:
     """I3 and I4 as a property: each moved span holds all its records, and no record lies outside of a span."""
-    cursors = {A: 0, B: 0}
+    read_positions = {A: 0, B: 0}
     queue: list[Chunk[RawRecord]] = []
     batch = OpenBatch(
         Buffer(chunk((A, 0, 1)), lambda: queue.pop(0) if queue else None, lambda _: Answer({}, 0), Limits())
     )
-    cursors[A] = 1
+    read_positions[A] = 1
     reading = batch.chunks()
     next(reading)
     for step, partition, number in steps:
         if step == "draw":
-            end = cursors[partition] + number
-            queue.append(chunk((partition, cursors[partition], end)))
-            cursors[partition] = end
+            end = read_positions[partition] + number
+            queue.append(chunk((partition, read_positions[partition], end)))
+            read_positions[partition] = end
             next(reading)
         elif step == "cut":
-            batch.outcome.stop_at(stop(partition, max(0, cursors[partition] - number)))
+            batch.outcome.stop_at(stop(partition, max(0, read_positions[partition] - number)))
         else:
             batch.drop({partition})
-            cursors[partition] += number  # wherever the ledger says
+            read_positions[partition] += number  # wherever the ledger says
             reading = batch.chunks()
             for _ in range(len(list(batch.buffer.replay()))):
                 next(reading)
@@ -379,3 +380,63 @@ def test_a_closed_batch_goes_with_its_last_user_and_waits_for_no_collector() -> 
         assert gone()() is None
     finally:
         gc.enable()
+
+
+# -- a small batch -------------------------------------------------------------------------------------------------
+
+MUCH = 1 << 20  # bytes
+
+
+def test_a_small_batch_asks_for_the_topics_ids_after_its_last_read() -> None:
+    """I4: what is read after the question may be of another topic; a closed batch draws nothing more."""
+    batch, source = opened(chunk((A, 0, 2)), chunk((B, 0, 1)), None, chunk((A, 2, 3)))
+    drawn: list[int] = []
+    draw = batch.buffer._draw
+
+    def count() -> Chunk[RawRecord] | None:
+        assert source.asked == []
+        drawn.append(1)
+        return draw()
+
+    batch.buffer._draw = count
+    assert batch.closes_within(5, MUCH)
+    assert source.asked == [{"a", "b"}]
+    assert len(drawn) == 2
+    assert [len(records) for records in batch.chunks()] == [2, 1]
+    assert len(source.left) == 1
+
+
+def test_a_batch_is_small_up_to_its_last_record() -> None:
+    """One record more is drawn into it, and leaves it open: it is applied while more are drawn."""
+    batch, source = opened(chunk((A, 0, 3)), chunk((A, 3, 6)), chunk((A, 6, 7)))
+    assert not batch.closes_within(5, MUCH)
+    assert source.asked == []
+    assert sum(map(len, batch.chunks())) == 7
+    full, source = opened(chunk((A, 0, 3)), chunk((A, 3, 6)), batch_records=3)
+    assert full.closes_within(5, MUCH)
+    assert len(source.left) == 1
+
+
+def test_a_batch_of_large_records_is_not_small() -> None:
+    """They are streamed: the server would hold one statement's values all at once."""
+    size = sum(len(one.value or b"") + len(one.key or b"") for one in chunk((A, 0, 3)).messages)
+    batch, source = opened(chunk((A, 0, 3)), None)
+    assert not batch.closes_within(5, size - 1)
+    assert source.asked == []
+    assert batch.closes_within(5, size)
+
+
+@pytest.mark.parametrize("why", ["single", "suspects", "tried", "stopped", "unreadable"])
+def test_a_batch_with_more_to_store_is_not_small(why: str) -> None:
+    batch, _ = opened(chunk((A, 0, 3)))
+    if why == "single":
+        batch.is_single = True
+    elif why == "suspects":
+        batch.suspects = SuspectRange(9, 1)
+    elif why == "tried":
+        batch.outcome.tries = {(A, 0): 1}
+    elif why == "stopped":
+        batch.outcome.stop_at(stop(A, 1))
+    else:
+        batch.buffer.unreadable[A, 1] = ValueError("headers")
+    assert not batch.closes_within(5, MUCH)

@@ -30,11 +30,15 @@ def test_a_limit_is_a_finite_number_greater_than_zero(name: str, value: Any) -> 
     if (name, value) == ("start_wait", None):  # no limit
         assert Limits(start_wait=None) == Limits()
         return
+    if (name, value) == ("sample_positions", 0):  # never
+        assert Limits(sample_positions=0).sample_positions == 0
+        return
     with pytest.raises(ConfigError) as caught:
         Limits(**{name: value})
     whole = name in {"batch_records", "batch_bytes"}
     must = "a whole number, 1 or greater" if whole else "a finite number of seconds greater than 0"
     must += ", or None for no limit" if name == "start_wait" else ""
+    must = "from 1 to 120, or 0 for never" if name == "sample_positions" else must
     assert str(caught.value) == f"Limits({name}={value!r}): must be {must}"
 
 

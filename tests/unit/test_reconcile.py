@@ -22,7 +22,7 @@ CLAIM = Claim(P, uuid4(), 1, 5, None, uuid4())
 
 
 @pytest.mark.parametrize(
-    ("stored", "cursor", "start", "standing"),
+    ("stored", "read_position", "start", "standing"),
     [
         (5, 9, 5, ReconcileCase.IN_STEP),  # nothing was committed: the batch may be tried again
         (5, 5, None, ReconcileCase.IN_STEP),
@@ -35,9 +35,9 @@ CLAIM = Claim(P, uuid4(), 1, 5, None, uuid4())
         (5, 9, 7, ReconcileCase.AHEAD),  # a part of it was
     ],
 )
-def test_a_row_is_classified(stored: int, cursor: int, start: int | None, standing: ReconcileCase) -> None:
+def test_a_row_is_classified(stored: int, read_position: int, start: int | None, standing: ReconcileCase) -> None:
     row: Any = SimpleNamespace(token=CLAIM.token, next_offset=stored)
-    assert classify(row, ActivePartition(CLAIM, cursor), start) is standing
+    assert classify(row, ActivePartition(CLAIM, read_position), start) is standing
 
 
 @pytest.mark.parametrize("row", [None, SimpleNamespace(token=uuid4(), next_offset=5)])
@@ -70,7 +70,7 @@ class OneWorker:
         parts: Any = (self.partitions, self.client, ledger, unused, unused, Announcer())
         self.assignment = WorkerAssignment(Resources(*parts), ["t"], StartAt.earliest(), None)
         self.partitions.activate({P: CLAIM})
-        self.partitions.active[P].cursor = 9
+        self.partitions.active[P].read_position = 9
         self.client.assigned.clear()
 
 

@@ -7,6 +7,7 @@ from typing import Self
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from chaos.worker.pipelines import GOOD
 from seekpoint.testing.child_process import NotReached
 from support.background import Background
 
@@ -55,7 +56,7 @@ class Load(Background):
             if self._sent - (self._applied() - self._start) < BACKLOG:
                 for _ in range(self._portion):
                     for partition in range(self._partitions):
-                        self._producer.produce(self._topic, b"x" * 20, partition=partition, on_delivery=self._noted)
+                        self._producer.produce(self._topic, GOOD, partition=partition, on_delivery=self._noted)
                 self._sent += self._portion * self._partitions
             self._producer.poll(0)
 

@@ -9,6 +9,7 @@ from time import monotonic
 from chaos.worker.environment import PARTITIONS
 from chaos.worker.event_log import WorkerEvent
 from chaos.worker.fault_context import FaultContext, Injected
+from chaos.worker.pipelines import CRASHING, POISON, REFUSED
 from chaos.worker.schedule import Fault
 from seekpoint.testing.child_process import NotReached
 
@@ -19,9 +20,7 @@ def poison(context: FaultContext, fault: Fault) -> Injected:
     """Some records that ``row=`` calls poison, and some that the database refuses, among the others."""
     chance, log = random.Random(fault.amount), context.log
     mark, at = log.mark(), monotonic()
-    thrown = [
-        (chance.randrange(PARTITIONS), chance.choice((b"poison", b"refused"))) for _ in range(fault.amount % 40 + 5)
-    ]
+    thrown = [(chance.randrange(PARTITIONS), chance.choice((POISON, REFUSED))) for _ in range(fault.amount % 40 + 5)]
     for partition, value in thrown:
         context.load.throw(partition, value)
         context.lull(chance.randrange(50), seconds=1.0)
@@ -37,7 +36,7 @@ def crashing_record(context: FaultContext, fault: Fault) -> Injected:
     """A record that crashes each process that tries it: crashed workers are replaced until it is dead-lettered."""
     log, partition = context.log, fault.amount % PARTITIONS
     mark, at, crashes = log.mark(), monotonic(), 0
-    context.load.throw(partition, b"crashing_record")
+    context.load.throw(partition, CRASHING)
     while not any(s.name == "DeadLettered" and s["failure"].startswith("crashed") for s in log.since(mark)):
         for worker in context.pool.workers:
             worker.expected_to_end = True

@@ -18,6 +18,8 @@ class Report:
 
     seed: int
     kinds: tuple[str, ...]
+    native: str | None = None
+    compiled_chunks: int = 0
     servers: str = ""
     rounds: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -43,8 +45,9 @@ class Report:
 
     @property
     def vacuous(self) -> list[str]:
-        """The kinds that never truly happened."""
-        return [kind for kind in self.kinds if not self.faults[kind]]
+        """What never truly happened: kinds of faults, and the compiled stage."""
+        stage = [f"compiled {self.native}"] if self.native and not self.compiled_chunks else []
+        return [*stage, *(kind for kind in self.kinds if not self.faults[kind])]
 
     @property
     def passed(self) -> bool:
@@ -61,6 +64,8 @@ class Report:
             "unknown_commits": log.totals["CommitUnknown"],
             "rebalances": log.totals["rebalances"],
             "records": self.records,
+            "native": self.native,
+            "compiled_chunks": self.compiled_chunks,
             "dead_lettered": log.totals["DeadLettered"],
             "lost": self.lost,
             "twice": self.twice,
@@ -92,6 +97,7 @@ class Report:
             f"{self.records:,} records in {said['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
             f"{said['fences']} fenced, {said['unknown_commits']} unknown COMMITs, {said['rebalances']} rebalances",
             f"{said['suspect_ranges']} suspect ranges, {said['careful_seconds']} s in small parts, of all partitions",
+            *([f"compiled {self.native}: {self.compiled_chunks:,} chunks"] if self.native else []),
             f"{self.snapshots:,} snapshots, worst recovery {said['worst_recovery_seconds']} s, {self.seconds:.0f} s",
         ]
         never = [f"FAILED: {kind} never truly happened, so this run proves nothing about it" for kind in self.vacuous]

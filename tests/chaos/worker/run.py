@@ -118,11 +118,17 @@ def _inject(context: FaultContext, fault: Fault, report: Report) -> str:
 
 
 def run(
-    rounds: int, seed: int, *, kinds: Sequence[str] = KINDS, report_path: Path, show: Callable[[str], None] = print
+    rounds: int,
+    seed: int,
+    *,
+    kinds: Sequence[str] = KINDS,
+    native: str | None = None,
+    report_path: Path,
+    show: Callable[[str], None] = print,
 ) -> Report:
     """Play all rounds, or up to the first that fails; writes the report and returns it."""
-    report, began = Report(seed, tuple(kinds)), monotonic()
-    with Environment() as environment:
+    report, began = Report(seed, tuple(kinds), native), monotonic()
+    with Environment(native) as environment:
         report.servers = environment.pair.describe()
         show(f"chaos: seed {seed}, {rounds} rounds, {report.servers}")
         for round_ in deal(seed, rounds, kinds):
@@ -130,12 +136,12 @@ def run(
             try:
                 outcome = play(environment, round_, report)
             except Failed as error:
-                report.failure = _failure(environment, round_, error, rounds, seed)
+                report.failure = _failure(environment, round_, error, rounds, report)
                 break
             finally:
                 report.rounds = round_.number
             show(f"{round_.number:4}/{rounds}  {round_.pool!s:19} {monotonic() - started:5.1f} s  {outcome}")
-    report.seconds = monotonic() - began
+    report.seconds, report.compiled_chunks = monotonic() - began, environment.log.totals["CompiledText"]
     if report.passed:
         shutil.rmtree(environment.folder)
     report.write(report_path, environment.log)
@@ -144,7 +150,7 @@ def run(
     return report
 
 
-def _failure(environment: Environment, round_: Round, error: Failed, rounds: int, seed: int) -> list[str]:
+def _failure(environment: Environment, round_: Round, error: Failed, rounds: int, report: Report) -> list[str]:
     """What to look for the cause in."""
     events = "\n".join(map(str, environment.log.since(0)))
     (environment.folder / "events.log").write_text(events + "\n", encoding="utf-8")
@@ -154,7 +160,7 @@ def _failure(environment: Environment, round_: Round, error: Failed, rounds: int
         "the last events:",
         *(f"  {line}" for line in environment.log.tail(40)),
         f"all events of this round, and what workers wrote to stderr, are kept in {environment.folder}",
-        f"again: make chaos ROUNDS={rounds} SEED={seed}",
+        f"again: make chaos ROUNDS={rounds} SEED={report.seed}" + (f" NATIVE={report.native}" if report.native else ""),
     ]
 
 
@@ -165,6 +171,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--kinds", default=",".join(KINDS), help="only these, separated by commas")
     parser.add_argument("--report", type=Path, default=Path("chaos-report.json"))
+    parser.add_argument("--native", choices=["text"], help="with this compiled stage of seekpoint-native")
     parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
     given = parser.parse_args()
     kinds = tuple(given.kinds.split(","))
@@ -174,7 +181,8 @@ def main() -> None:
         for round_ in deal(given.seed, given.rounds, kinds):
             print(round_)
         return
-    sys.exit(0 if run(given.rounds, given.seed, kinds=kinds, report_path=given.report).passed else 1)
+    report = run(given.rounds, given.seed, kinds=kinds, native=given.native, report_path=given.report)
+    sys.exit(0 if report.passed else 1)
 
 
 if __name__ == "__main__":

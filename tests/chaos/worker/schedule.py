@@ -17,7 +17,8 @@ WORKERS = 3  # workers
 
 # The steps at which a worker can be stopped: events of its own, and Copying, a chunk read while the COPY is open.
 STEPS = ("BatchOpened", "Held", "Copying", "Applied", "Advanced", "Committed", "Activated")
-IN_TRANSACTION = ("Held", "Copying", "Applied", "Advanced")
+IN_TRANSACTION = ("Held", "Applied", "Advanced")
+IN_COPY = ("kill_at_copying", "cut_in_copy")  # where batches go step by step
 
 KILLS = {f"kill_at_{name}": step for name, step in zip(
     ("batch_opened", "held", "copying", "applied", "advanced", "committed", "activated"), STEPS, strict=True
@@ -52,7 +53,10 @@ KINDS = (
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """How a pool works: under which of Kafka's protocols, and whether its commits wait for the disk."""
+    """How a pool works: under which of Kafka's protocols, and whether its commits wait for the disk.
+
+    Where commits do not wait, small batches go step by step, too: so chunks come while a COPY is open.
+    """
 
     protocol: str
     durable: bool = True
@@ -113,7 +117,7 @@ def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS) -> list[Round]:
     made: list[Round] = []
     for number, part in enumerate(_split(dealt, rounds), 1):
         pool = next((plan for plan, _ in part if not plan.durable), part[0][0])
-        faults = tuple(_fault(chance, kind) for _, kind in part)
+        faults = tuple(_fault(chance, kind, in_copy=not pool.durable) for _, kind in part)
         made.append(Round(number, pool, faults, portion=chance.choice((3, 10, 25))))
     return made
 
@@ -124,7 +128,7 @@ def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[
     chance.shuffle(protocols)
     pools = [*map(PoolPlan, protocols), PoolPlan(chance.choice(protocols), durable=False)]
     deck = chance.sample(list(kinds), len(kinds))
-    async_only = [kind for kind in deck if kind.endswith("_async")]
+    async_only = [kind for kind in deck if kind.endswith("_async") or kind in IN_COPY]
     pools = [*chance.sample(pools[:-1], legs - 1), pools[-1]] if async_only else chance.sample(pools, legs)
     parts = _split([kind for kind in deck if kind not in async_only], legs)
     parts[-1] = chance.sample([*parts[-1], *async_only], len(parts[-1]) + len(async_only))
@@ -139,7 +143,7 @@ def _split(things: Sequence[T], parts: int) -> list[list[T]]:
     return [list(things[a:b]) for a, b in pairwise(edges)]
 
 
-def _fault(chance: random.Random, kind: str) -> Fault:
+def _fault(chance: random.Random, kind: str, *, in_copy: bool) -> Fault:
     fault = Fault(
         kind,
         after=chance.randrange(50, 1500),
@@ -152,7 +156,7 @@ def _fault(chance: random.Random, kind: str) -> Fault:
     if kind == "zombie_before_writing":
         return replace(fault, step="BatchOpened")
     if kind in {"zombie_in_transaction", "backend_terminated", "link_frozen"}:
-        return replace(fault, step=chance.choice(IN_TRANSACTION))
+        return replace(fault, step=chance.choice([*IN_TRANSACTION, *["Copying"][:in_copy]]))
     if kind == "kill_at_activated":
         return replace(fault, nth=1)
     return fault

@@ -42,7 +42,7 @@ def test_a_schedule_holds_every_kind_and_is_the_same_for_the_same_seed(rounds: i
     assert [round_.number for round_ in dealt] == list(range(1, rounds + 1))
     assert {fault.kind for round_ in dealt for fault in round_.faults} == set(KINDS)
     for round_ in dealt:
-        needs_async = any(fault.kind.endswith("_async") for fault in round_.faults)
+        needs_async = any(fault.kind.endswith("_async") or fault.step == "Copying" for fault in round_.faults)
         assert not (needs_async and round_.pool.durable)
 
 
@@ -100,6 +100,13 @@ def test_a_run_in_which_a_fault_never_happened_fails(tmp_path: Path) -> None:
     assert written["faults"] == {"kill_at_held": 1, "rewind": 1}
     assert written["worst_recovery_seconds"] == 1.5
     assert not written["passed"]
+
+
+def test_a_run_without_the_compiled_stage_that_it_is_for_fails() -> None:
+    report = Report(SEED, (), "text")
+    assert report.vacuous == ["compiled text"]
+    report.compiled_chunks = 1
+    assert report.passed
 
 
 def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:

@@ -6,15 +6,17 @@ at once.
 
 from __future__ import annotations
 
-import os
-import signal
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from seekpoint import Append, Bytes, Limits, Pipeline, Poison, Worker
+if __name__ == "__main__":  # run by path: the package is the folder around this file
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from chaos.worker.pipelines import pipeline_of
+from seekpoint import Limits, Worker
 from seekpoint.events import BatchOpened, ChunkRead, Committed, Event, Held, LagSampled
-from seekpoint.pipeline.policy import DeadLetterLimits
-from seekpoint.records import Record
 from seekpoint.testing.child_process import Reporter, receive
 
 
@@ -34,31 +36,12 @@ class ChaosReporter(Reporter):
 
 def run(what: Mapping[str, Any]) -> None:
     """Work as ``what`` says until SIGTERM."""
-    name = what["name"]
-
-    def row(record: Record[bytes, bytes | None]) -> tuple[str, int, int, str]:
-        if record.value == b"poison":
-            raise Poison("broken", record)
-        if record.value == b"crashing_record":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return record.topic, record.partition, record.offset, "refused" if record.value == b"refused" else name
-
-    columns = ["topic", "partition", "offset", "worker"]
-    pipeline = Pipeline(
-        what["group"],
-        topics=what["topic"],
-        value=Bytes(),
-        sinks=[Append(what["table"], columns=columns, row=row)],
-        synchronous_commit=what["durable"],
-        on_poison="dead_letter",
-        dead_letter_limits=DeadLetterLimits(consecutive=None, ratio=None),
-    )
     reporter = ChaosReporter()
     if what["break_at"]:
         reporter.break_at(**what["break_at"])
     reporter.obey()
     limits = Limits(**what["limits"])
-    Worker(pipeline, engine=what["dsn"], kafka=what["kafka"], limits=limits, observe=[reporter]).run()
+    Worker(pipeline_of(what), engine=what["dsn"], kafka=what["kafka"], limits=limits, observe=[reporter]).run()
 
 
 if __name__ == "__main__":

@@ -167,7 +167,8 @@ def test_a_recreated_topic_has_a_chain_of_its_own(vault: Vault) -> None:
     vault.execute("UPDATE {schema}.partition_offset SET next_offset = 12")
     with pytest.raises(TopicRecreated):
         vault.export().run()
-    vault.stand(name, {0: 4})
+    vault.stand(name, {0: 0})
+    vault.execute("UPDATE {schema}.partition_offset SET next_offset = 4")
     vault.export().run()
     assert [r.value for r in vault.archived(name, 0, 4)] == [b"new"] * 4
     assert [r.value for piece in vault.archive.read_range(was) for r in piece] == [b"old"] * 10

@@ -120,7 +120,7 @@ def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(full: S
     reload = full.reload(large=20)
     reload._stager = Meanwhile(reload, rewound)
     driver = reload.open()
-    with pytest.raises(ReloadRefused, match="was moved since the run was opened"):
+    with pytest.raises(ReloadRefused, match="was reset since the run was opened"):
         reload.stage(driver)
     assert reload.runs.get(driver.run.id).state == "failed"
 

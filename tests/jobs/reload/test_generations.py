@@ -501,6 +501,7 @@ def test_rights_go_from_one_generation_to_the_next(shop: Shop, roles: tuple[str,
     shop.execute(f"GRANT SELECT ON {{schema}}.generation TO {writer}")
     adopt(shop, "entries")
     reloaded(shop.reload(pipeline={"kind": "append"}), strategy="generation")
+    shop.engine.dispose()  # a session that looked at the table before would have to run its transaction again
     with shop.engine.connect() as connection:
         connection.execute(text(f"SET ROLE {reader}"))
         assert connection.execute(text(f"SELECT count(*) FROM {shop.schema}.entries")).scalar() == 40
@@ -653,7 +654,7 @@ def test_explain_shows_the_write_strategies_of_a_view(shop: Shop) -> None:
     adopt(shop, "entries")
     for kind, road in (
         ("upsert", "COPY into the table, after a savepoint"),
-        ("append", "always: COPY into the table"),
+        ("append", "COPY into the table; INSERT where there are few rows"),
     ):
         (sink,) = describe(shop.pipeline(kind=kind), shop.engine)["sinks"]
         assert any(road in said for said in sink["strategies"].values())

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from seekpoint.admin import Admin, ResetTo
 from seekpoint.errors import HandlerOutdated, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.jobs.reload import Driver, Reload, cutover
 from seekpoint.jobs.reload import reload as job
@@ -98,9 +99,11 @@ def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(full: Shop) -> N
     widen(full, 3)
     settled(full, [of(n) for n in range(800, 840)], partition=2)
     full.ledger().reset_offset(full.topic, 2, 45, log=None, reason="a test", lost="a test gave them up")
-    with pytest.raises(ReloadRefused, match="has got it since the run was opened, and its position was moved by hand"):
+    with pytest.raises(
+        ReloadRefused, match="has got it since the run was opened, and its position was reset by an operator"
+    ):
         reload.run(driver)
-    assert "moved by hand" in failed(reload, driver)
+    assert "reset by an operator" in failed(reload, driver)
 
 
 def test_partitions_that_are_added_in_mid_run_are_in(full: Shop) -> None:
@@ -122,9 +125,9 @@ def test_a_reset_in_mid_run_ends_it(full: Shop, at: str) -> None:
         rounds = stack.enter_context(diffed(reload, driver=driver))[2] if at == "compared" else None
         full.ledger().reset_offset(full.topic, 0, 50, log=None, reason="again")
         full.work(len(FIRST))
-        with pytest.raises(ReloadRefused, match=r"was moved since the run was opened: .*\n.*abort this run and open"):
+        with pytest.raises(ReloadRefused, match=r"was reset since the run was opened: .*\n.*abort this run and open"):
             reload.cut_over(driver, rounds) if rounds else reload.run(driver)
-    assert "was moved since the run was opened" in failed(reload, driver)
+    assert "was reset since the run was opened" in failed(reload, driver)
     assert full.version() == 1
     assert full.rows() == doubled(FIRST, by=1)
     reload.run(reload.open())
@@ -214,3 +217,22 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     settled(there, LATER, partition=1, version=2)
     with pytest.raises(HandlerOutdated):
         worker.stop()
+
+
+def test_a_plan_of_a_reset_names_the_run_that_it_ends(full: Shop) -> None:
+    """The operator knows before: the reset ends the open reload, which leaves the live tables as they are."""
+    reload, driver = started(full.reload())
+    reload.stage(driver)
+    operator = Admin(full.engine, schema=full.schema)
+    plan = operator.plan_reset(full.group, ResetTo.offset(50), {full.topic: [0]})
+    named = [said for said in plan.consequences if said.endswith("is open: the reset ends it")]
+    assert len(named) == 1
+    assert f"run {driver.run.id} (" in named[0]
+    before = full.rows()
+    operator.apply(plan, reason="again")
+    with pytest.raises(ReloadRefused, match="was reset since the run was opened"):
+        reload.run(driver)
+    assert "was reset since the run was opened" in failed(reload, driver)
+    assert full.rows() == before
+    after = operator.plan_reset(full.group, ResetTo.offset(20), {full.topic: [0]})
+    assert not [said for said in after.consequences if "the reset ends it" in said], "it is not open any more"

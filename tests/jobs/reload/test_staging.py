@@ -289,15 +289,16 @@ def test_what_was_given_up_stays_out(shop: Shop) -> None:
 
 
 def test_what_was_given_up_and_read_after_all_is_in(shop: Shop) -> None:
-    settled(shop, [of(n, n) for n in range(10)])
+    settled(shop, [of(n, n) for n in range(4)])
+    shop.put([of(n, n) for n in range(4, 10)])
     ledger = shop.ledger()
     ledger.reset_offset(shop.topic, 0, 2, log=None, reason="back")
     ledger.reset_offset(shop.topic, 0, 8, log=None, reason="a test", lost="a test gave them up")
-    ledger.reset_offset(shop.topic, 0, 5, log=None, reason="back again")
+    ledger.reset_offset(shop.topic, 0, 6, log=None, reason="back again")
     shop.work(10)
     reload, driver = opened(shop)
     reload.stage(driver)
-    assert [row[0] for row in staged_rows(shop, driver)] == [0, 1, 5, 6, 7, 8, 9]
+    assert [row[0] for row in staged_rows(shop, driver)] == [0, 1, 2, 3, 6, 7, 8, 9], "2 and 3 were applied before"
 
 
 @pytest.mark.parametrize("on_poison", ["dead_letter", "skip"])

@@ -132,7 +132,7 @@ def test_records_without_rows_are_none_of_a_frame(books: Books, spark: SparkSess
     books.shop.execute("DELETE FROM {schema}.bookings WHERE source_offset BETWEEN 10 AND 19")
     books.shop.execute(
         "INSERT INTO {schema}.lost_range (consumer_group, topic, topic_id, partition, from_offset, to_offset, reason, "
-        "decision, actor) VALUES (:g, :t, :id, 0, 10, 20, 'gone', 'skip', 'me')",
+        "decision, actor) VALUES (:g, :t, :id, 0, 10, 20, 'retention', 'skip', 'me')",
         **ids,
     )
     job = Job(books, spark, on_poison="dead_letter")

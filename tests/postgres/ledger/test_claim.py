@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import Fenced
 from seekpoint.ledger import Attempt
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 from support.ledger_desk import CLUSTER, Desk, backend, wait_until_blocked, waits_for_lock
+from support.round_trips import trips
 from support.waiting import until
 
 Desks = Callable[..., Desk]
+ENDED = """
+SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE :name AND pid <> pg_backend_pid()
+    AND pg_terminate_backend(pid)
+"""
 PATIENT = Limits(claim_wait=20.0)
 
 
@@ -61,6 +71,61 @@ def test_a_claim_waits_for_an_abort(desk: Desks, seekpoint_engine: Engine, elsew
     assert successor.claims[0].next_offset == 3
     successor.commit({0: 5})
     successor.exactly({0: 5})
+
+
+def test_a_claim_whose_connection_is_lost_is_made_or_not(desk: Desks, elsewhere: ThreadPoolExecutor) -> None:
+    """I2: its session ends at a random moment: all tokens are new, or none; and the next claim succeeds."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng, partitions = random.Random(seed), range(200)
+    worker = desk()
+    worker.claim(*partitions)
+    begun = threading.Barrier(2)
+
+    def end_session(after: float) -> bool:
+        begun.wait()
+        end = monotonic() + after
+        with worker.ledger.engine.connect() as tx:
+            found = False
+            while not found and monotonic() < end + 0.05:
+                if monotonic() > end:
+                    found = bool(tx.execute(text(ENDED), {"name": f"%{worker.ledger.owner.hex[:8]}%"}).scalar())
+                    tx.rollback()
+        return found
+
+    def claims() -> bool:
+        try:
+            worker.claim(*partitions)
+        except OperationalError:
+            return False
+        assert len({claim.epoch for claim in worker.claims.values()}) == 1
+        return True
+
+    lost = 0
+    for _ in range(30):
+        ending = elsewhere.submit(end_session, rng.uniform(0, 0.01))
+        begun.wait()
+        lost += not claims()
+        ending.result()
+        assert claims() or claims(), "the first one's connection may have ended when the pool had it"
+    print(f"{lost} lost")
+    worker.commit(dict.fromkeys(partitions, 1))
+
+
+def test_round_trips_of_a_claim(desk: Desks, seekpoint_engine: Engine) -> None:
+    """The group and its topics; BEGIN, the group's row and the tokens in one; COMMIT: however many the partitions."""
+    engine = create_engine(seekpoint_engine.url, pool_size=1, max_overflow=0)
+    worker = desk(engine=engine)
+    try:
+        for _ in range(2):
+            worker.claim(*range(100))
+        with engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+        with trips(driver) as counted:
+            worker.claim(*range(100))
+        assert counted.count == 4
+    finally:
+        engine.dispose()
 
 
 def test_a_new_topic_is_started_once(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from seekpoint.errors import DeclarationDiffers, Fenced, HandlerOutdated
-from seekpoint.ledger.claim import Claimant, claim
+from seekpoint.ledger.claim import Claimant
 from seekpoint.ledger.declaration import Declaration
 from seekpoint.ledger.tables import group_topic, in_schema
 from support.ledger_desk import CLUSTER, Desk, backend, wait_until_blocked
@@ -58,8 +58,8 @@ def test_what_is_stored_between_the_two_steps_of_a_claim_is_compared_too(desk: D
     one, two = tables
     here = desk(tables=[one], at={0: 0})
     claimant = Claimant("g", uuid4(), 1, CLUSTER, {"t": here.topic_id}, Declaration.of([two]))
-    with here.ledger.begin() as tx, pytest.raises(DeclarationDiffers):
-        claim(tx, claimant, [here.at(1)])
+    with pytest.raises(DeclarationDiffers):
+        here.ledger._claim_together(claimant, [here.at(1)], None)
 
 
 def test_two_first_claims_store_one_set(desk: Desks, tables: tuple[str, str], elsewhere: ThreadPoolExecutor) -> None:

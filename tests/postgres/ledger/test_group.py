@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import Engine
 
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced, GroupPaused, HandlerOutdated, TopicRecreated
+from seekpoint.ledger.claim import Claimant
 from seekpoint.ledger.tables import consumer_group, in_schema
 from seekpoint.records import Partition
-from support.ledger_desk import Desk
+from support.ledger_desk import CLUSTER, Desk
 
 Desks = Callable[..., Desk]
 
@@ -98,6 +99,24 @@ def test_a_group_that_is_not_there_cannot_be_paused(desk: Desks) -> None:
     """I5: an order to a misspelled group is an error, not a success."""
     with pytest.raises(ConfigError, match="there is no group 'nobody'"):
         desk("nobody").ledger.pause(reason="x")
+
+
+@pytest.mark.parametrize("kind", [HandlerOutdated, GroupPaused, ClusterChanged])
+def test_a_claim_that_is_refused_after_tokens_were_drawn_is_rolled_back(desk: Desks, kind: type[Exception]) -> None:
+    """I2, I4, I5: the group's row is read in the same round trip, and checked before COMMIT.
+
+    As where the group changes after it was read without a lock, before the claim.
+    """
+    here = desk(at={0: 3, 1: 0})
+    claimant = Claimant("g", uuid4(), 1, "cluster-2" if kind is ClusterChanged else CLUSTER, {"t": here.topic_id})
+    if kind is GroupPaused:
+        here.ledger.pause(reason="x")
+    if kind is HandlerOutdated:
+        desk(version=2).claim(0)
+    before = here.row(0), here.row(1)
+    with pytest.raises(kind):
+        here.ledger._claim_together(claimant, [here.at(0), here.at(1)], None)
+    assert (here.row(0), here.row(1)) == before
 
 
 # -- cluster and topic --------------------------------------------------------------------------------------

@@ -14,14 +14,14 @@ from sqlalchemy import Engine
 
 from postgres.ledger.test_group import refused_at_hold
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger.tables import in_schema, lost_range
+from seekpoint.ledger.tables import admin_action, in_schema, lost_range
 from seekpoint.pipeline.policy import Limits
 from support.ledger_desk import Desk, backend, wait_until_blocked
 
 Desks = Callable[..., Desk]
 
 
-def test_a_move_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_reset_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
     """I5: rewound or not, even to its own offset: the owner's token is no longer good, and it is still the owner."""
     worker = desk(at={0: 5, 1: 5})
     before = worker.row()
@@ -36,7 +36,7 @@ def test_a_move_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
     worker.exactly({0: 6, 1: 6})
 
 
-def test_a_move_leaves_a_row(desk: Desks) -> None:
+def test_a_reset_leaves_a_row(desk: Desks) -> None:
     """I5: who, from where, to where, why."""
     worker = desk(at={0: 5})
     worker.ledger.reset_offset("t", 0, to=2, log=None, reason="bug 17", actor="alice")
@@ -47,7 +47,7 @@ def test_a_move_leaves_a_row(desk: Desks) -> None:
 
 
 def test_a_reset_waits_for_a_transaction(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
-    """I1, I5: the batch in hand is finished, and the move starts from what it committed."""
+    """I1, I5: the batch in hand is finished, and the reset starts from what it committed."""
     worker = desk(at={0: 0})
     operator = desk().ledger
     with seekpoint_engine.begin() as tx:
@@ -59,8 +59,8 @@ def test_a_reset_waits_for_a_transaction(desk: Desks, seekpoint_engine: Engine, 
     assert worker.actions()[0].from_offset == 5
 
 
-def test_a_move_of_an_expected_position_is_a_comparison(desk: Desks) -> None:
-    """I5: what was looked up an hour ago may no longer be so: nothing is moved, nothing recorded."""
+def test_a_reset_of_an_expected_position_is_a_comparison(desk: Desks) -> None:
+    """I5: what was looked up an hour ago may no longer be so: nothing is reset, nothing recorded."""
     worker = desk(at={0: 5})
     before = worker.row()
     with pytest.raises(Fenced, match=r"t/0 is at offset 5, not at the expected 4: read it again"):
@@ -81,6 +81,13 @@ def test_a_skip_writes_what_is_lost(desk: Desks) -> None:
     assert lost.decision == "continue at 8"
 
 
+def steps(desk: Desk) -> list[tuple[str, int, int | None, int | None]]:
+    """What was done: action, partition, from and to."""
+    with desk.ledger.engine.connect() as tx:
+        rows = tx.execute(admin_action.select().order_by("id"), execution_options=in_schema(desk.ledger.schema))
+        return [(r.action, r.partition, r.from_offset, r.to_offset) for r in rows]
+
+
 def lost_ranges(desk: Desk) -> list[tuple[int, int | None, str, str, bool]]:
     with desk.ledger.engine.connect() as tx:
         rows = tx.execute(lost_range.select().order_by("id"), execution_options=in_schema(desk.ledger.schema))
@@ -94,7 +101,33 @@ def test_what_was_not_read_of_a_recreated_topic_is_a_row(desk: Desks, to: int) -
     worker.claim(0)
     worker.commit({0: 5})
     worker.ledger.reset_offset("t", 0, to=to, topic_id=new, log=(0, 4), reason="recreated by accident")
-    assert lost_ranges(worker) == [(5, None, "recreated", f"continue at {to} of topic id {new}", True)]
+    skipped = [(0, to, "operator", f"continue at {to}", False)] if to else []
+    assert lost_ranges(worker) == [(5, None, "recreated", f"continue at {to} of topic id {new}", True), *skipped]
+
+
+def first_offset(desk: Desk) -> int:
+    [row] = desk.ledger.read()
+    return row.first_offset
+
+
+def test_a_reset_to_before_the_first_offset_lowers_it(desk: Desks) -> None:
+    """I4: a reload, an export and Spark read from there; what it was is on record."""
+    worker = desk()
+    worker.claim(0, start={0: 100})
+    assert worker.ledger.reset_offset("t", 0, to=120, log=None, reason="on").first_offset == 100
+    assert worker.ledger.reset_offset("t", 0, to=40, log=None, reason="back").first_offset == 40
+    worker.ledger.reset_offset("t", 0, to=90, log=None, reason="on again")
+    assert first_offset(worker) == 40
+    assert [each for each in steps(worker) if each[0] != "reset"] == [("lower first offset", 0, 100, 40)]
+
+
+@pytest.mark.parametrize("to", [0, 30, 130])
+def test_a_recreated_topic_has_a_first_offset_of_its_own(desk: Desks, to: int) -> None:
+    """I4: what the earlier topic was first read from says nothing of this one."""
+    worker = desk()
+    worker.claim(0, start={0: 100})
+    worker.ledger.reset_offset("t", 0, to=to, topic_id=uuid4(), log=(0, 200), reason="created again")
+    assert first_offset(worker) == to
 
 
 @pytest.mark.parametrize("to", [2, 3])
@@ -108,13 +141,13 @@ def test_what_a_truncation_took_is_a_row(desk: Desks, to: int) -> None:
 
 
 def test_what_retention_took_is_a_row_where_the_log_is_known(desk: Desks) -> None:
-    """I4: also where the move does not say that anything is lost."""
+    """I4: also where the reset does not say that anything is lost."""
     worker = desk(at={0: 5})
     worker.ledger.reset_offset("t", 0, to=9, log=(8, 20), reason="go on")
     assert lost_ranges(worker) == [(5, 8, "retention", "continue at 9", True)]
 
 
-def test_a_move_past_the_log_is_refused(desk: Desks) -> None:
+def test_a_reset_past_the_log_is_refused(desk: Desks) -> None:
     """I5: a number that no broker answered is refused, unless it is said that the brokers were not asked."""
     worker = desk(at={0: 0})
     for to in (1, 11, 10**6):
@@ -156,7 +189,7 @@ def test_a_reason_is_required(desk: Desks, reason: Any) -> None:
 def test_what_gives_up_nothing_is_refused(desk: Desks) -> None:
     """I4: a range that is empty, or ends before it begins, says nothing of what was lost."""
     worker = desk(at={0: 5})
-    with pytest.raises(ConfigError, match=r"lost='x' gives up nothing: t/0 is at 5, and a move to 3 passes no"):
+    with pytest.raises(ConfigError, match=r"lost='x' gives up nothing: t/0 is at 5, and a reset to 3 passes no"):
         worker.ledger.reset_offset("t", 0, to=3, log=None, reason="x", lost="x")
 
 
@@ -165,10 +198,10 @@ def test_orders_that_cannot_be_meant_are_refused(desk: Desks) -> None:
     worker = desk(at={0: 0})
     with pytest.raises(ConfigError, match=r"group 'g' has no stored offset for t/7"):
         worker.ledger.reset_offset("t", 7, to=0, log=None, reason="x")
-    with pytest.raises(ConfigError, match=r"cannot move t/0 to offset -1"):
+    with pytest.raises(ConfigError, match=r"cannot reset t/0 to offset -1"):
         worker.ledger.reset_offset("t", 0, to=-1, log=None, reason="x")
     given: Any = "5"
-    with pytest.raises(ConfigError, match=r"cannot move t/0 to offset '5': it must be a whole number from 0 to \d+"):
+    with pytest.raises(ConfigError, match=r"cannot reset t/0 to offset '5': it must be a whole number from 0 to \d+"):
         worker.ledger.reset_offset("t", 0, to=given, log=None, reason="x")
     assert worker.stands() == {0: 0}
 

@@ -1,0 +1,491 @@
+"""``seekpoint offsets``: resets as plans, with workers that run and without; each target; two operators."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+
+from seekpoint import Limits, OnPoison, Partition
+from seekpoint.admin import Admin, ResetPlan, ResetTo
+from seekpoint.admin import admin as seekpoint_admin
+from seekpoint.errors import ClusterChanged, ConfigError, Fenced
+from seekpoint.kafka.commits import Commit
+from support.command import seekpoint
+from support.kafka_postgres import Scene
+
+OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
+
+
+def run(scene: Scene, *words: str, exits: int = 0, brokers: bool = True) -> Any:
+    servers = ["--database-url", scene.dsn, "--schema", scene.schema]
+    if brokers and words[1] == "reset":
+        servers += ["--kafka", f"bootstrap.servers={scene.broker}"]
+    return seekpoint(*words, *servers, exits=exits)
+
+
+def reset(scene: Scene, *words: str, exits: int = 0, brokers: bool = True) -> Any:
+    """Plan with these words."""
+    return run(scene, "offsets", "reset", scene.group, *words, exits=exits, brokers=brokers)
+
+
+def applied(scene: Scene, *words: str, exits: int = 0, brokers: bool = True) -> Any:
+    return reset(scene, *words, "--apply", "--reason", "ticket 88", "--actor", "ada", exits=exits, brokers=brokers)
+
+
+def admin(scene: Scene) -> Admin:
+    return Admin(scene.engine, {"bootstrap.servers": scene.broker}, schema=scene.schema)
+
+
+def losses(scene: Scene) -> list[tuple[Any, ...]]:
+    rows = scene.sql("SELECT partition, from_offset, to_offset, reason, actor FROM {schema}.lost_range ORDER BY id")
+    return [tuple(row) for row in rows]
+
+
+@pytest.fixture(params=["running", "stopped"])
+def read(request: pytest.FixtureRequest, scene: Scene) -> str:
+    """A topic of two partitions whose ten records each are applied, by a worker that runs or has stopped."""
+    name, _ = scene.log(10, 2)
+    worker = scene.worker(name, limits=OFTEN)
+    scene.wait_for_position(name, 10, 0)
+    scene.wait_for_position(name, 10, 1)
+    scene.wait(lambda: len(scene.sql("SELECT 1 FROM {schema}.consumer_group WHERE declared IS NOT NULL")) > 0)
+    if request.param == "stopped":
+        worker.stop()
+    return name
+
+
+@pytest.fixture
+def stopped(scene: Scene) -> str:
+    """A topic whose ten records are applied; no worker runs."""
+    name, _ = scene.log(10)
+    worker = scene.worker(name, limits=OFTEN)
+    worker.reached(name, 10)
+    scene.wait(lambda: len(scene.sql("SELECT 1 FROM {schema}.position_sample WHERE next_offset = 10")) > 0)
+    worker.stop()
+    return name
+
+
+@pytest.fixture
+def fixed(scene: Scene, stopped: str) -> str:
+    """The topic, with five records after the position; no worker runs."""
+    scene.produce(stopped, 5)
+    return stopped
+
+
+def test_a_backward_reset_is_a_plan_first_and_is_read_again(scene: Scene, read: str) -> None:
+    shown = reset(scene, "--topic", f"{read}:1", "--to-offset", "4").stdout
+    assert f"{read}/1 10 → 4: 6 offsets are read again" in shown
+    assert "will have the rows of records that are read again twice" in shown
+    assert shown.endswith("dry run; --apply does it\n")
+    assert scene.positions() == {(read, 0): 10, (read, 1): 10}
+    assert "--reason" in reset(scene, "--topic", read, "--to-offset", "4", "--apply", exits=2).stderr
+
+    done = applied(scene, "--topic", f"{read}:1", "--to-offset", "4").stdout
+    assert done == f"{read}/1 is reset from 10 to 4\n"
+    [row] = scene.sql("SELECT action, partition, from_offset, to_offset, actor, reason FROM {schema}.admin_action")
+    assert tuple(row) == ("reset", 1, 10, 4, "ada", "ticket 88")
+    assert losses(scene) == []
+    worker = scene.worker(read, limits=OFTEN)
+    scene.wait_for_position(read, 10, 1)
+    worker.stop()
+    written = scene.book.written(read)
+    assert written.count((1, 4)) == written.count((1, 9)) == 2
+    assert written.count((1, 3)) == written.count((0, 9)) == 1
+
+
+def test_a_forward_reset_writes_a_lost_range(scene: Scene, fixed: str) -> None:
+    assert f"{fixed}/0 10 → 15: 5 offsets are not read" in reset(scene, "--all-topics", "--to-latest").stdout
+    applied(scene, "--all-topics", "--to-latest")
+    assert scene.positions() == {(fixed, 0): 15}
+    assert losses(scene) == [(0, 10, 15, "operator", "ada")]
+    assert "nothing to do" in applied(scene, "--all-topics", "--to-latest").stdout
+
+
+def test_a_running_worker_obeys_within_a_second(scene: Scene) -> None:
+    """Rewound while records arrive: none is lost, and those that it read since are read again."""
+    name, _ = scene.log(10)
+    worker = scene.worker(name, limits=OFTEN)
+    worker.reached(name, 10)
+    began = datetime.now(UTC)
+    applied(scene, "--topic", name, "--shift-by", "-10", "--wait-until-applied", "30s")
+    assert scene.book.written(name).count((0, 9)) == 2
+    [done] = scene.sql("SELECT at FROM {schema}.admin_action")
+    [moved] = scene.sql("SELECT committed_at FROM {schema}.partition_offset")
+    assert began < done.at
+    assert (moved.committed_at - done.at).total_seconds() < 3  # a second, on a loaded machine
+    scene.produce(name, ["more"])
+    worker.reached(name, 11)
+    worker.stop()
+    assert sorted(scene.book.written(name)) == sorted([(0, n) for n in range(10)] * 2 + [(0, 10)])
+
+
+@pytest.mark.parametrize(
+    ("words", "to"),
+    [
+        (["--to-offset", "3"], 3),
+        (["--to-offset", "12"], 12),
+        (["--to-earliest"], 0),
+        (["--to-latest"], 15),
+        (["--to-current"], 10),
+        (["--shift-by", "-4"], 6),
+        (["--shift-by", "-40"], 0),
+        (["--shift-by", "2"], 12),
+        (["--to-datetime", "2020-01-01T00:00Z"], 0),
+        (["--to-datetime", "2999-01-01T00:00+02:00"], 15),
+        (["--by-duration", "PT1H"], 0),
+        (["--by-duration", "1d"], 0),
+    ],
+)
+def test_each_target_is_an_absolute_offset(scene: Scene, fixed: str, words: list[str], to: int) -> None:
+    plan = json.loads(reset(scene, "--all-topics", *words, "--json").stdout)
+    [part] = plan["resets"]
+    assert (part["topic"], part["position"], part["target"]) == (fixed, 10, to)
+    assert part["direction"] == ("forward" if to > 10 else "backward")
+    done = json.loads(applied(scene, "--all-topics", *words, "--json").stdout)
+    assert done["applied"]
+    assert scene.positions() == {(fixed, 0): to}
+    assert losses(scene) == ([(0, 10, to, "operator", "ada")] if to > 10 else [])
+
+
+def test_a_running_worker_obeys_each_target(scene: Scene, tmp_path: Path) -> None:
+    """Each option, in turn, on a group whose worker runs: what is read again is in the table once for each time."""
+    name, _ = scene.log(10)
+    worker = scene.worker(name, limits=OFTEN)
+    worker.reached(name, 10)
+    scene.wait(lambda: len(scene.sql("SELECT 1 FROM {schema}.position_sample WHERE next_offset = 10")) > 0)
+    moment = datetime.now(UTC).isoformat()
+    scene.sql(
+        "INSERT INTO {schema}.consumer_group (name) VALUES ('other')",
+        "INSERT INTO {schema}.partition_offset (consumer_group, topic, partition, topic_id, first_offset, next_offset, "
+        "token, epoch) SELECT 'other', topic, partition, topic_id, 0, 8, token, 1 FROM {schema}.partition_offset",
+    )
+    commits = [ConsumerGroupTopicPartitions("plain", [TopicPartition(name, 0, 5)])]
+    scene.admin.alter_consumer_group_offsets(commits)["plain"].result(20)
+    (tmp_path / "offsets").write_text(f"{name},0,4\n")
+    targets: list[tuple[list[str], int]] = [
+        (["--to-offset", "3"], 3), (["--to-earliest"], 0), (["--to-latest"], 10), (["--to-current"], 10),
+        (["--shift-by", "-4"], 6), (["--to-datetime", "2020-01-01T00:00Z"], 0), (["--by-duration", "PT1H"], 0),
+        (["--to-processed", moment], 10), (["--to-group", "other"], 8), (["--to-kafka", "plain"], 5),
+        (["--from-file", str(tmp_path / "offsets")], 4),
+    ]  # fmt: skip
+    for words, to in targets:
+        plan = json.loads(reset(scene, "--all-topics", *words, "--json").stdout)
+        assert [part["target"] for part in plan["resets"]] == [to], words
+        applied(scene, "--all-topics", *words)
+        scene.wait_for_position(name, 10)
+    worker.stop()
+    assert len(scene.sql("SELECT 1 FROM {schema}.admin_action")) == sum(to < 10 for _, to in targets) + 1
+    assert Counter(scene.book.written(name)) == Counter(expected_rows(scene))
+    assert losses(scene) == []
+
+
+def test_to_where_the_group_was_at_a_time(scene: Scene, stopped: str) -> None:
+    scene.sql("UPDATE {schema}.position_sample SET at = at - interval '2 hours', next_offset = 7")
+    an_hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    applied(scene, "--all-topics", "--to-processed", an_hour_ago)
+    assert scene.positions() == {(stopped, 0): 7}
+    said = reset(scene, "--all-topics", "--to-processed", "2020-01-01T00:00Z", exits=2).stderr
+    assert f"there is no sample before 2020-01-01 00:00:00+00:00 of {stopped}/0" in said
+
+
+def test_to_the_positions_of_another_group_and_to_kafkas_commits(scene: Scene, stopped: str) -> None:
+    scene.sql(
+        "INSERT INTO {schema}.consumer_group (name) VALUES ('other')",
+        "INSERT INTO {schema}.partition_offset (consumer_group, topic, partition, topic_id, first_offset, next_offset, "
+        "token, epoch) SELECT 'other', topic, partition, topic_id, 0, 8, token, 1 FROM {schema}.partition_offset",
+    )
+    applied(scene, "--all-topics", "--to-group", "other")
+    assert scene.positions() == {(stopped, 0): 8}
+    commits = [ConsumerGroupTopicPartitions("plain", [TopicPartition(stopped, 0, 5)])]
+    scene.admin.alter_consumer_group_offsets(commits)["plain"].result(20)
+    applied(scene, "--all-topics", "--to-kafka", "plain")
+    assert scene.positions() == {(stopped, 0): 5}
+    assert "no commit in Kafka" in reset(scene, "--all-topics", "--to-kafka", "none", exits=2).stderr
+    alive = "alive-" + scene.group
+    consumer = Consumer({"bootstrap.servers": scene.broker, "group.id": alive, "client.id": "old", "log_level": 0})
+    try:  # it may commit before the plan is applied
+        consumer.subscribe([stopped])
+        scene.wait(lambda: consumer.poll(0.1) is not None or len(consumer.assignment()) > 0)
+        said = reset(scene, "--all-topics", "--to-kafka", alive, exits=1).stderr
+        assert f"group '{alive}' has 1 member in Kafka (old on " in said
+    finally:
+        consumer.close()
+
+
+def test_a_mirrors_commit_is_no_target(scene: Scene, stopped: str) -> None:
+    """It may be older than the position, or of rows that a failover lost; where it is the position, nothing moves."""
+    for offset, exits in ((7, 1), (12, 1), (10, 0)):
+        mirrored = Commit.mirror(offset, None, 1).at(Partition(stopped, 0))
+        commits = [ConsumerGroupTopicPartitions(scene.group, [mirrored])]
+        scene.admin.alter_consumer_group_offsets(commits)[scene.group].result(20)
+        said = reset(scene, "--all-topics", "--to-kafka", scene.group, exits=exits)
+        assert ("was mirrored from a ledger" in said.stderr) == bool(exits)
+
+
+def test_offsets_are_exported_and_read_from_files(scene: Scene, stopped: str, tmp_path: Path) -> None:
+    text = run(scene, "offsets", "export", scene.group).stdout
+    assert text == f"{stopped},0,10\n"
+    lines = json.loads(run(scene, "offsets", "export", scene.group, "--topic", stopped, "--json").stdout)
+    assert lines == [{"topic": stopped, "partition": 0, "offset": 10}]
+    for n, content in enumerate(
+        [f"{scene.group},{stopped},0,4\n", f"\n{stopped}, 0, 4\n", json.dumps([{**lines[0], "offset": 4}])]
+    ):
+        (tmp_path / "offsets").write_text(text)
+        applied(
+            scene,
+            "--all-topics",
+            "--from-file",
+            str(tmp_path / "offsets"),
+            *(["--out", str(tmp_path / "p")] if n else []),
+        )
+        (tmp_path / "offsets").write_text(content)
+        applied(scene, "--all-topics", "--from-file", str(tmp_path / "offsets"))
+        assert scene.positions() == {(stopped, 0): 4}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("t,0\n", "line 1: expected topic,partition,offset"),
+        ("t,0,-4\n", "line 1: expected topic,partition,offset"),
+        ("t,0,1\nt,0,2\n", "line 2: t/0 is named twice"),
+        ("another,t,0,1\n", "line 1: it is of group 'another'"),
+        ("unknown,0,1\n", "unknown/0 is not among the partitions to reset"),
+        ("[{}]", "missing required field"),
+        ('[{"topic": "t", "partition": 0, "offset": -1}]', "entry 1: partitions and offsets are 0 or greater"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_line(
+    scene: Scene, stopped: str, tmp_path: Path, content: str, said: str
+) -> None:
+    assert stopped
+    (tmp_path / "offsets").write_text(content)
+    assert said in reset(scene, "--all-topics", "--from-file", str(tmp_path / "offsets"), exits=2).stderr
+
+
+def test_after_the_failed_record(scene: Scene) -> None:
+    """The partition waits in front of a record that its handler refuses, and passes exactly that one."""
+    name, _ = scene.log(["0", "bad", "2"])
+    pipeline = scene.pipeline(
+        name, sinks=(), handle=scene.book.refusing(lambda record: record.value == "bad"), on_poison=OnPoison.STOP
+    )
+    worker = scene.worker(pipeline, limits=OFTEN)
+    stops = "SELECT stop_kind FROM {schema}.partition_offset"
+    scene.wait(lambda: [row.stop_kind for row in scene.sql(stops)] == ["PoisonStop"])
+    said = reset(scene, "--all-topics", "--after-failed").stdout
+    assert f"{name}/0 1 → 2: the record that failed is skipped; it is kept as a lost range, reason operator" in said
+    plan = admin(scene).plan_reset(scene.group, ResetTo.after_failed())
+    admin(scene).apply(plan, reason="ticket 89", actor="ada")
+    worker.reached(name, 3)
+    worker.stop()
+    assert losses(scene) == [(0, 1, 2, "operator", "ada")]
+    assert scene.book.written(name) == [(0, 0), (0, 2)]
+    assert "nothing to do" in reset(scene, "--all-topics", "--after-failed").stdout
+    assert "no failed record" in reset(scene, "--topic", name, "--after-failed", exits=2).stderr
+    with pytest.raises(Fenced, match="was reset since the plan was made"):
+        admin(scene).apply(plan, reason="again")
+
+
+def test_a_plan_that_passes_a_failed_record_holds_for_that_one_alone(scene: Scene, stopped: str) -> None:
+    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 4, stop_kind = 'PoisonStop', stop_offset = 4, "
+              "stop_message = 'm', stop_choices = '{}', stopped_at = now()")  # fmt: skip
+    plan = admin(scene).plan_reset(scene.group, ResetTo.after_failed())
+    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 5")
+    with pytest.raises(Fenced, match="/0 is at offset 5, in the plan at 4: nothing was done"):
+        admin(scene).apply(plan, reason="r")
+    assert scene.positions() == {(stopped, 0): 5}
+
+
+# -- what is compared --------------------------------------------------------------------------------------------
+
+
+def test_of_two_operators_who_apply_the_same_plan_one_wins(scene: Scene, read: str, tmp_path: Path) -> None:
+    reset(scene, "--topic", f"{read}:0", "--to-offset", "2", "--out", str(tmp_path / "plan"))
+    from_file = ["--plan", str(tmp_path / "plan")]
+    with ThreadPoolExecutor(2) as pool:
+        plan = ResetPlan.from_json((tmp_path / "plan").read_bytes())
+        both = [pool.submit(admin(scene).apply, plan, reason="r", actor=actor) for actor in ("ada", "bob")]
+        errors = [one.exception(60) for one in both]
+    assert sorted(map(type, errors), key=str) == sorted([type(None), Fenced], key=str)
+    assert len(scene.sql("SELECT 1 FROM {schema}.admin_action")) == 1
+    said = applied(scene, *from_file, exits=1).stderr
+    assert f"{read}/0 was reset since the plan was made" in said
+
+
+def test_a_plan_holds_while_the_position_moves_on_and_not_past_its_target(scene: Scene, fixed: str) -> None:
+    it = admin(scene)
+    forward, rewind = (it.plan_reset(scene.group, ResetTo.offset(to)) for to in (13, 6))
+    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 14")
+    with pytest.raises(Fenced, match=r"/0 is at offset 14, past the forward target 13: nothing was done"):
+        it.apply(forward, reason="r")
+    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 5")
+    with pytest.raises(Fenced, match=r"/0 is at offset 5, before the backward target 6: nothing was done"):
+        it.apply(rewind, reason="r")
+    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 12")
+    done = it.apply(forward, reason="r", actor="ada").done[0]
+    assert (done.from_offset, done.to_offset) == (12, 13)
+    assert losses(scene) == [(0, 12, 13, "operator", "ada")]
+    assert fixed
+
+
+def test_another_topic_and_another_cluster_are_refused(scene: Scene, stopped: str) -> None:
+    it = admin(scene)
+    plan = it.plan_reset(scene.group, ResetTo.earliest())
+    scene.sql("UPDATE {schema}.partition_offset SET topic_id = gen_random_uuid()")
+    with pytest.raises(Fenced, match=f"{stopped}/0 belongs to topic id .*, the plan to .*: nothing was done"):
+        it.apply(plan, reason="r")
+    with pytest.raises(Fenced, match="is not the one that was read"):
+        it.plan_reset(scene.group, ResetTo.offset(1))
+    scene.sql("UPDATE {schema}.consumer_group SET cluster_id = 'another'")
+    with pytest.raises(Fenced, match="belongs to cluster another, the plan to"):
+        it.apply(plan, reason="r")
+    with pytest.raises(ClusterChanged, match="the brokers belong to cluster"):
+        it.plan_reset(scene.group, ResetTo.offset(1))
+    assert scene.positions() == {(stopped, 0): 10}
+
+
+@pytest.fixture
+def two(scene: Scene) -> str:
+    """A topic of two partitions whose ten records each are applied; no worker runs."""
+    name, _ = scene.log(10, 2)
+    worker = scene.worker(name, limits=OFTEN)
+    scene.wait_for_position(name, 10, 0)
+    scene.wait_for_position(name, 10, 1)
+    worker.stop()
+    return name
+
+
+def test_a_plan_is_one_transaction_or_one_for_each_partition(scene: Scene, two: str) -> None:
+    it = admin(scene)
+    plan = it.plan_reset(scene.group, ResetTo.offset(6))
+    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 3 WHERE partition = 0")
+    with pytest.raises(Fenced):
+        it.apply(plan, reason="r")
+    assert scene.positions() == {(two, 0): 3, (two, 1): 10}
+    result = it.apply(plan, reason="r", each=True)
+    assert [done.partition for done in result.done] == [Partition(two, 1)]
+    assert [said.split(" is at")[0] for said in result.refused] == [f"{two}/0"]
+    assert scene.positions() == {(two, 0): 3, (two, 1): 6}
+
+
+def test_a_locked_partition_is_named_and_no_lock_is_kept(scene: Scene, stopped: str) -> None:
+    plan = admin(scene).plan_reset(scene.group, ResetTo.offset(6))
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(f'UPDATE "{scene.schema}".partition_offset SET attempts = 0')
+        with pytest.raises(Fenced, match=f"^{stopped}/0 is locked by .* since 20.* UTC; not all locks"):
+            admin(scene).apply(plan, reason="r", wait=0.5)
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(admin(scene).apply, plan, reason="r", wait=60)
+            scene.wait(lambda: len(scene.sql("SELECT 1 FROM pg_locks WHERE NOT granted")) > 0)
+            tx.commit()
+            assert len(late.result(60).done) == 1
+    assert scene.positions() == {(stopped, 0): 6}
+
+
+def test_locks_are_released_while_one_is_not_to_be_had(scene: Scene, two: str) -> None:
+    plan = admin(scene).plan_reset(scene.group, ResetTo.offset(6))
+    with scene.engine.begin() as tx, ThreadPoolExecutor(1) as pool:
+        tx.exec_driver_sql(f'UPDATE "{scene.schema}".partition_offset SET attempts = 0 WHERE partition = 1')
+        late = pool.submit(admin(scene).apply, plan, reason="r", wait=60)
+        scene.wait(lambda: len(scene.sql("SELECT 1 FROM pg_locks WHERE NOT granted")) > 0)
+        scene.sql(
+            "SET LOCAL lock_timeout = '10s'", "UPDATE {schema}.partition_offset SET attempts = 0 WHERE partition = 0"
+        )
+        assert not late.done()
+        tx.commit()
+        assert len(late.result(60).done) == 2
+    assert scene.positions() == {(two, 0): 6, (two, 1): 6}
+
+
+def test_a_wait_for_workers_that_do_not_run_ends(scene: Scene, stopped: str) -> None:
+    said = applied(scene, "--all-topics", "--to-offset", "3", "--wait-until-applied", "1s", exits=1).stderr
+    assert "not applied within" in said
+    assert scene.positions() == {(stopped, 0): 3}
+
+
+def test_retention_has_removed_what_is_wanted(scene: Scene, stopped: str) -> None:
+    at = TopicPartition(stopped, 0, 8)
+    scene.admin.delete_records([at])[at].result(20)
+    said = reset(scene, "--all-topics", "--to-offset", "3").stdout
+    assert f"{stopped}/0: the log begins at 8: up to 5 offsets are gone" in said
+    assert "--accept-loss" in applied(scene, "--all-topics", "--to-offset", "3", exits=2).stderr
+    applied(scene, "--all-topics", "--to-offset", "3", "--accept-loss")
+    assert scene.positions() == {(stopped, 0): 8}
+    assert losses(scene) == []  # they were applied
+    [row] = scene.sql("SELECT reason FROM {schema}.admin_action")
+    assert row.reason == "ticket 88 (retention has removed [3, 8): not read again)"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--all-topics", "--to-offset", "99"], "99 is past the end of the log"),
+        (["--all-topics", "--to-datetime", "2026-01-01T00:00"], "say in which zone"),
+        (["--all-topics", "--to-datetime", "noon"], "takes a time with its zone"),
+        (["--all-topics", "--by-duration", "P9999999999D"], "nothing is so old"),
+        (["--all-topics", "--to-offset", "3", "--out", "/no/such/folder/plan"], "cannot be written"),
+        (["--all-topics", "--by-duration", "long"], "--by-duration takes a length of time"),
+        (["--topic", "nowhere", "--to-earliest"], "has no stored offset for topic 'nowhere'; its topics are"),
+        (["--topic", "{topic}:7", "--to-earliest"], "/7; the partitions that it has are 0"),
+        (["--topic", "a:b", "--to-earliest"], "--topic takes a topic"),
+        (["--to-earliest"], "say which partitions"),
+        (["--all-topics"], "give one target"),
+        (["--all-topics", "--to-earliest", "--to-latest"], "one target, not --to-earliest and --to-latest"),
+        (["--all-topics", "--to-group", "nobody"], "has no group 'nobody'; it knows"),
+        (["--plan", "/nowhere"], "cannot be read"),
+    ],
+)
+def test_wrong_usage_exits_with_2(scene: Scene, stopped: str, words: list[str], said: str) -> None:
+    assert said in reset(scene, *(word.format(topic=stopped) for word in words), exits=2).stderr
+    assert scene.positions() == {(stopped, 0): 10}
+
+
+def test_without_brokers_what_needs_none_is_planned(
+    scene: Scene, stopped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seekpoint_admin, "KAFKA_TIMEOUT", 1.0)
+    said = reset(scene, "--all-topics", "--to-offset", "3", brokers=False).stdout
+    assert "no brokers are named: it was not checked that the offsets are in the logs" in said
+    assert "name them with --kafka" in reset(scene, "--all-topics", "--to-earliest", brokers=False, exits=2).stderr
+    nowhere = ["--kafka", "bootstrap.servers=127.0.0.1:1"]
+    assert "it was not checked" in reset(scene, "--all-topics", "--to-offset", "3", *nowhere, brokers=False).stdout
+    reset(scene, "--all-topics", "--to-earliest", *nowhere, brokers=False, exits=3)
+    seekpoint("offsets", "history", "g", "--database-url", "postgresql://u@127.0.0.1:1/none", exits=3)
+    assert scene.positions() == {(stopped, 0): 10}
+
+
+def test_history_names_who_did_what(scene: Scene, stopped: str) -> None:
+    applied(scene, "--all-topics", "--to-offset", "3")
+    run(scene, "groups", "pause", scene.group, "--apply", "--reason", "maintenance", "--actor", "bob")
+    shown = json.loads(run(scene, "offsets", "history", scene.group, "--json").stdout)
+    assert [(one["action"], one["actor"], one["to_offset"]) for one in shown] == [
+        ("pause", "bob", None),
+        ("reset", "ada", 3),
+    ]
+    assert "ticket 88" in run(scene, "offsets", "history", scene.group, "--topic", stopped, "--limit", "1").stdout
+    assert "has no group 'nobody'" in run(scene, "offsets", "history", "nobody", exits=2).stderr
+
+
+def test_plans_that_are_none(scene: Scene, stopped: str) -> None:
+    plan = admin(scene).plan_reset(scene.group, ResetTo.offset(3))
+    assert ResetPlan.from_json(plan.to_json()) == plan
+    for text in (b"", b"{}", b"\xff", plan.to_json().replace(b'"format": 1', b'"format": 9')):
+        with pytest.raises(ConfigError):
+            ResetPlan.from_json(text)
+    assert stopped
+
+
+def expected_rows(scene: Scene) -> list[tuple[int, int]]:
+    """What is read from 0 on, from each reset's target to the position of the next reset, and to the position now."""
+    rows, began = [], dict.fromkeys((at.number for at in scene.positions()), 0)
+    for row in scene.sql("SELECT partition, from_offset, to_offset FROM {schema}.admin_action ORDER BY id"):
+        rows += [(row.partition, n) for n in range(began[row.partition], row.from_offset)]
+        began[row.partition] = row.to_offset
+    return rows + [(p.number, n) for p, at in scene.positions().items() for n in range(began[p.number], at)]

@@ -1,0 +1,164 @@
+"""A transaction holds the partitions of its first chunk, and those that moved lately; it reads no other.
+
+Each chunk has fifteen records, and forty of each partition follow each other: the first chunk is of one partition, the
+third of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from seekpoint import Partition, events
+from seekpoint.kafka.client import Client
+from seekpoint.ledger import Claim, Expected, Ledger, Move
+from seekpoint.worker import apply, reader
+from seekpoint.worker.assignment import held as held_partitions
+from support.events import Gate, Run
+from support.kafka_postgres import Scene
+from support.manual_worker import rival, seize
+from support.postgres_proxy import PostgresProxy
+from support.waiting import SECONDS
+
+pytestmark = pytest.mark.usefixtures("short_backoff")
+
+PARTITIONS, EACH = 4, 40
+ALL = PARTITIONS * EACH
+
+
+@pytest.fixture(autouse=True)
+def held(monkeypatch: pytest.MonkeyPatch) -> list[set[Partition]]:
+    """What each transaction held. No transaction moves another partition."""
+    monkeypatch.setattr(reader, "CHUNK", 15)
+    monkeypatch.setattr(apply, "MOST_RECORDS_IN_ONE_INSERT", 0)  # a small batch reads all before it holds anything
+    found: list[set[Partition]] = []
+    hold, advance = Ledger.hold, Ledger.advance
+
+    def noted(self: Ledger, tx: Any, expected: Sequence[Expected]) -> str:
+        partitions = [e.claim.partition for e in expected]
+        assert len(set(partitions)) == len(partitions)
+        found.append(set(partitions))
+        return hold(self, tx, expected)
+
+    def checked(self: Ledger, tx: Any, moves: Sequence[Move], transaction: str | None = None) -> list[Claim]:
+        moves = list(moves)
+        assert {move.claim.partition for move in moves} <= found[-1]
+        return advance(self, tx, moves, transaction)
+
+    monkeypatch.setattr(Ledger, "hold", noted)
+    monkeypatch.setattr(Ledger, "advance", checked)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch, held: list[set[Partition]]) -> list[int]:
+    """So many transactions wait for their next chunk: they are never closed for want of records."""
+    read, left, transactions = Client.read, [ALL], [1]
+
+    def waits(self: Client, most: int, wait: float) -> list[Any]:
+        is_patient = wait == 0 and left[0] > 0 and len(held) <= transactions[0]
+        found = [] if is_patient else read(self, most, wait)
+        while is_patient and len(found) < min(most, left[0]):
+            if not (more := read(self, min(most, left[0]) - len(found), SECONDS)):
+                break
+            found += more
+        left[0] -= sum(message.error() is None for message in found)
+        return found
+
+    monkeypatch.setattr(Client, "read", waits)
+    return transactions
+
+
+def spans(run: Run) -> list[set[int]]:
+    """The partitions of each transaction that was committed."""
+    return [{span.partition.number for span in e.spans} for e in run.seen.all(events.Committed)]
+
+
+def read(run: Run) -> int:
+    """How many records were read from Kafka."""
+    return sum(e.records for e in run.seen.all(events.ChunkRead))
+
+
+@pytest.fixture
+def finish(scene: Scene) -> Callable[[Run, str, list[tuple[int, int]]], None]:
+    """Wait until all is applied: each record once, in order."""
+
+    def wait(run: Run, topic: str, stored: list[tuple[int, int]]) -> None:
+        scene.finish(run, topic, stored)
+        scene.book.assert_holds(topic, stored)
+
+    return wait
+
+
+Finish = Callable[[Run, str, list[tuple[int, int]]], None]
+
+
+def test_a_chunk_of_another_partition_closes_the_batch_and_begins_the_next(
+    scene: Scene, held: list[set[Partition]], patient: list[int], finish: Finish
+) -> None:
+    patient[0] = 2
+    name, stored = scene.log(EACH, PARTITIONS)
+    run = scene.worker(name)
+    finish(run, name, stored)
+    first, second = held[:2]
+    assert len(first) == 1, "the first chunk's"
+    assert len(second) == PARTITIONS, "full chunks: there is a backlog"
+    assert [len(one) for one in spans(run)[:2]] == [1, PARTITIONS - 1]
+    assert read(run) == ALL, "nothing is read twice"
+
+
+def test_partitions_that_moved_lately_are_held_too(
+    scene: Scene, held: list[set[Partition]], patient: list[int], finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient[0] = PARTITIONS
+    monkeypatch.setattr(held_partitions.HeldPartitions, "closed_by_another", lambda self, *, is_full: None)
+    name, stored = scene.log(EACH, PARTITIONS)
+    run = scene.worker(name)
+    finish(run, name, stored)
+    assert [len(one) for one in held] == [1, 2, 3, 4], "one more with each transaction"
+    assert [len(one) for one in spans(run)] == [1] * PARTITIONS
+
+
+def test_a_kept_chunk_survives_an_unknown_commit(
+    scene: Scene, proxy: PostgresProxy, new_engine: Callable[..., Engine], finish: Finish
+) -> None:
+    name, stored = scene.log(EACH, PARTITIONS)
+    gate = Gate(events.Advanced)
+    run = scene.worker(name, engine=new_engine(proxy.dsn, pool_pre_ping=True), observe=[gate])
+    gate.wait()
+    proxy.arm("before_commit")
+    gate.open()
+    finish(run, name, stored)
+    assert run.seen.all(events.CommitUnknown)
+    assert len(run.seen.all(events.Activated)) == PARTITIONS, "neither the batch's nor the chunk's are read again"
+
+
+def test_a_kept_chunk_is_dropped_with_its_claim(scene: Scene, finish: Finish) -> None:
+    """I2: another process has claimed the kept partition: its records are read again from the position then."""
+    name, stored = scene.log(EACH, PARTITIONS)
+    gate = Gate(events.Advanced)
+    run = scene.worker(name, observe=[gate])
+    gate.wait()
+    (mine,) = {span.partition.number for span in run.seen.all(events.Advanced)[0].spans}
+    seize(scene, rival(scene), name, *({*range(PARTITIONS)} - {mine}))
+    gate.open()
+    finish(run, name, stored)
+    assert len(run.seen.all(events.ClaimLost)) == PARTITIONS - 1
+
+
+def test_a_reset_of_a_kept_partition_is_obeyed(scene: Scene) -> None:
+    """I5: what was kept is in front of the operator's offset, and is not applied."""
+    name, stored = scene.log(EACH, PARTITIONS)
+    gate = Gate(events.Advanced)
+    run = scene.worker(name, observe=[gate])
+    gate.wait()
+    (mine,) = {span.partition.number for span in run.seen.all(events.Advanced)[0].spans}
+    other = (mine + 1) % PARTITIONS
+    scene.ledger.reset_offset(name, other, 30, log=None, reason="a test", lost="operator")
+    gate.open()
+    scene.finish(run, name, stored)
+    expected = [at for at in stored if at[0] != other or at[1] >= 30]
+    scene.book.assert_holds(name, expected)

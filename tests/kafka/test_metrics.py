@@ -1,0 +1,230 @@
+"""A worker under Prometheus, and the exporter: dead workers, brokers and databases that are away, few rights."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import text
+
+from seekpoint import Limits
+from seekpoint.ledger.roles import Role
+from seekpoint.metrics import LedgerGauges, Samples, Tally, catalogue
+from seekpoint.metrics.prometheus import serving
+from support.command import seekpoint
+from support.kafka_postgres import Scene
+from support.ledger_roles import LedgerRoles
+
+OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
+SILENT_RELOAD = (
+    "INSERT INTO {schema}.reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state, "
+    "driver_epoch, driver, staging_schema, actor, reason, changed_at) "
+    "VALUES (gen_random_uuid(), '{g}', '{t}', 'swap', '{m:p}', '{1}', '{2}', 'opened', 1, 'd', 's', 'a', 'r', "
+    "now() - interval '1 hour')"
+)
+AWAY = "postgresql+psycopg://nobody@127.0.0.1:1/none?connect_timeout=2"
+
+
+def read(source: Any) -> Samples:
+    samples = Samples()
+    source.add_to(samples)
+    return samples
+
+
+def where(scene: Scene) -> list[str]:
+    return ["--database-url", scene.dsn, "--schema", scene.schema]
+
+
+def gauges(scene: Scene, *, brokers: str | None = None) -> LedgerGauges:
+    kafka = None if brokers is None else {"bootstrap.servers": brokers, "log_level": 0}
+    return LedgerGauges(scene.engine, schema=scene.schema, kafka=kafka)
+
+
+@pytest.fixture
+def sampled(scene: Scene) -> str:
+    """The topic of a worker that has applied ten records, has written a sample, and has ended."""
+    name, _ = scene.log(10)
+    worker = scene.worker(name, limits=OFTEN)
+    worker.reached(name, 10)
+    scene.wait(lambda: [row.lag_records for row in scene.sql("SELECT * FROM {schema}.lag")] == [0])
+    worker.stop()
+    return name
+
+
+def test_worker_and_ledger_have_the_same_numbers(scene: Scene) -> None:
+    name = scene.topic(2)
+    run = scene.worker(name, limits=OFTEN)
+    tally = Tally(run.worker)
+    for number in range(2):
+        scene.produce(name, 20, partition=number)
+        run.reached(name, 20, number)
+    scene.wait(lambda: [row.lag_records for row in scene.sql("SELECT * FROM {schema}.lag")] == [0, 0])
+    scene.wait(lambda: list(read(tally).of(catalogue.LAG).values()) == [0, 0])
+    mine, its = read(tally), read(gauges(scene))
+    for metric in (catalogue.NEXT_OFFSET, catalogue.LAG):
+        assert mine.of(metric) == its.of(metric), metric.name
+    assert mine.of(catalogue.RECORDS) == {(scene.group,): 40}
+    assert its.of(catalogue.OWNED) == {(scene.group, name, str(n)): 1 for n in range(2)}
+    assert its.of(catalogue.WORKERS) == {(scene.group,): 1}
+    assert its.of(catalogue.HEADROOM) == {(scene.group, name, str(n)): 20 for n in range(2)}
+    for key, at in its.of(catalogue.LAST_COMMIT).items():
+        assert mine.of(catalogue.LAST_COMMIT)[key] == pytest.approx(at, abs=2)
+    assert its.of(catalogue.LEDGER_UP) == {(): 1}
+    assert not its.of(catalogue.KAFKA_UP), "no brokers were named"
+
+
+def test_with_all_workers_dead_a_small_lag_does_not_look_healthy(scene: Scene, sampled: str) -> None:
+    scene.sql("UPDATE {schema}.position_sample SET at = at - interval '4 minutes'")
+    scene.produce(sampled, 7)
+    frozen, asked = read(gauges(scene)), read(gauges(scene, brokers=scene.broker))
+    at = (scene.group, sampled, "0")
+    assert (frozen.of(catalogue.LAG), frozen.of(catalogue.HEADROOM)) == ({}, {})
+    assert frozen.of(catalogue.SAMPLE_AGE)[at] > 239
+    assert frozen.of(catalogue.OWNED)[at] == 0
+    assert asked.of(catalogue.LAG) == {at: 7}, "the brokers know the end"
+    assert asked.of(catalogue.HEADROOM) == {at: 10}
+    assert asked.of(catalogue.KAFKA_UP) == {(): 1}
+
+
+def test_a_topic_that_was_created_again_has_no_lag(scene: Scene, sampled: str) -> None:
+    scene.sql(f"UPDATE {{schema}}.partition_offset SET topic_id = '{uuid4()}'")
+    assert read(gauges(scene, brokers=scene.broker)).of(catalogue.LAG) == {}
+    assert sampled
+
+
+def test_brokers_that_are_away_leave_the_samples(scene: Scene, sampled: str, caplog: pytest.LogCaptureFixture) -> None:
+    source = gauges(scene, brokers="127.0.0.1:1")
+    for _ in range(2):
+        found = read(source)
+        assert found.of(catalogue.LAG) == {(scene.group, sampled, "0"): 0}
+        assert (found.of(catalogue.KAFKA_UP), found.of(catalogue.LEDGER_UP)) == ({(): 0}, {(): 1})
+    assert [r.name for r in caplog.records if "the brokers do not answer" in r.getMessage()] == ["seekpoint.metrics"]
+
+
+def test_stops_dead_letters_pauses_and_silent_drivers_are_seen(scene: Scene, sampled: str) -> None:
+    scene.sql(
+        "UPDATE {schema}.partition_offset SET stop_kind = 'PoisonStop', stop_offset = 10, stop_message = 'm', "
+        "stop_choices = '{}', stopped_at = now()",
+        "UPDATE {schema}.consumer_group SET paused = true",
+        SILENT_RELOAD,
+    )
+    found, at = read(gauges(scene)), (scene.group, sampled, "0")
+    assert found.of(catalogue.STOPPED) == {(*at, "PoisonStop"): 1}
+    assert found.of(catalogue.LAG) == {at: 0}, "a stopped partition keeps its lag"
+    assert found.of(catalogue.PAUSED) == {(scene.group,): 1}
+    assert found.of(catalogue.DEAD_LETTERS_OPEN) == {at: 0}
+    ((key, silent),) = found.of(catalogue.RELOAD_SILENT).items()
+    assert key[1] == "opened"
+    assert 3600 <= silent < 3700
+
+
+@pytest.fixture
+def reader(scene: Scene) -> Iterator[str]:
+    """The URL of a login that has the reader's role and no other, as the exporter has it."""
+    roles = LedgerRoles(scene.engine.url, scene.schema, owner=scene.engine.url.username)
+    roles.script()
+    yield roles.login(Role.READER).render_as_string(hide_password=False)
+    roles.drop()
+
+
+def test_the_exporter_runs_with_the_rights_of_a_reader(scene: Scene, sampled: str, reader: str) -> None:
+    """With brokers, and an open reload: what it asks beside the views, too."""
+    scene.sql(SILENT_RELOAD)
+    where = ["--database-url", reader, "--schema", scene.schema, "--kafka", f"bootstrap.servers={scene.broker}"]
+    found = json.loads(seekpoint("exporter", "--once", "--json", *where).stdout)
+    at = {"group": scene.group, "topic": sampled, "partition": "0"}
+    assert {"name": "lag_records", "labels": at, "value": 0} in found
+    assert {one["name"]: one["value"] for one in found}.items() >= {"ledger_up": 1, "kafka_up": 1}.items()
+    assert [one["labels"]["state"] for one in found if one["name"] == catalogue.RELOAD_SILENT.name] == ["opened"]
+
+
+def test_a_database_that_is_away_is_a_metric(caplog: pytest.LogCaptureFixture) -> None:
+    source = LedgerGauges(AWAY)
+    for _ in range(2):
+        found = read(source)
+        assert found.of(catalogue.LEDGER_UP) == {(): 0}
+        assert not any(found.of(metric) for metric in catalogue.CATALOGUE if metric is not catalogue.LEDGER_UP)
+    assert source.error is not None
+    assert len([one for one in caplog.records if "the ledger cannot be read" in one.getMessage()]) == 1
+
+
+def test_a_locked_ledger_ends_a_scrape_soon(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two scrapes, one waits for the server and the other for the first one, both for a limited time."""
+    monkeypatch.setattr("seekpoint.metrics.ledger.TIMEOUT", 1.0)
+    source = gauges(scene)
+    with scene.engine.connect() as other, ThreadPoolExecutor(2) as scrapes:
+        other.execute(text(f'LOCK TABLE "{scene.schema}".partition_offset IN ACCESS EXCLUSIVE MODE'))
+        found = [each.result(30) for each in [scrapes.submit(read, source) for _ in range(2)]]
+    assert [one.of(catalogue.LEDGER_UP) for one in found] == [{(): 0}] * 2
+    assert "timeout" in str(source.error)
+    assert read(source).of(catalogue.LEDGER_UP) == {(): 1}, "the next one finds it again"
+    assert source.error is None
+
+
+def test_without_the_extra_the_exporter_names_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [one for one in sys.modules if one.split(".")[0] == "prometheus_client"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "seekpoint.metrics.prometheus")
+    said = seekpoint("exporter", *where(scene), "--once", exits=2).stderr
+    assert "seekpoint[prometheus]" in said
+
+
+def test_a_worker_is_scraped_by_http(scene: Scene) -> None:
+    name = scene.topic()
+    run = scene.worker(name, limits=OFTEN)
+    with serving("127.0.0.1", 0, Tally(run.worker)) as port:
+        scene.produce(name, 10)
+        run.reached(name, 10)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            shown = answer.read().decode()
+    assert f'seekpoint_records_total{{group="{scene.group}"}} 10.0' in shown
+    assert f'seekpoint_live{{group="{scene.group}"}} 1.0' in shown
+
+
+def test_the_exporter_answers_until_sigterm(scene: Scene, sampled: str) -> None:
+    words = ["exporter", *where(scene), "--kafka", f"bootstrap.servers={scene.broker}", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "seekpoint.cli.main", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().strip()
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            shown = answer.read().decode()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert f'seekpoint_lag_records{{group="{scene.group}",partition="0",topic="{sampled}"}} 0.0' in shown
+    assert "seekpoint_kafka_up 1.0" in shown
+
+
+def test_the_exporter_prints_its_metrics_once(scene: Scene, sampled: str) -> None:
+    shown = seekpoint("exporter", "--once", *where(scene)).stdout
+    assert f'seekpoint_next_offset{{group="{scene.group}",partition="0",topic="{sampled}"}} 10.0' in shown
+    combined = json.loads(seekpoint("exporter", "--once", "--json", "--no-per-partition", *where(scene)).stdout)
+    labels = {"group": scene.group, "topic": "", "partition": ""}
+    assert {"name": "next_offset", "labels": labels, "value": 10} in combined
+    assert {"name": "ledger_up", "labels": {}, "value": 1} in combined
+
+
+def test_what_is_wrong_is_said_in_a_sentence(scene: Scene) -> None:
+    assert "takes host:port" in seekpoint("exporter", *where(scene), "--listen", "9807", exits=2).stderr
+    assert "--once" in seekpoint("exporter", *where(scene), "--json", exits=2).stderr
+    away = seekpoint("exporter", "--database-url", AWAY.replace("+psycopg", ""), "--once", exits=3)
+    assert "seekpoint_ledger_up 0.0" in away.stdout
+    with serving("127.0.0.1", 0) as port:
+        taken = seekpoint("exporter", *where(scene), "--listen", f"127.0.0.1:{port}", exits=2).stderr
+    assert "in use" in taken
+
+
+def test_no_metric_has_what_only_the_ledger_knows_of_keys_and_errors() -> None:
+    labels = {name for metric in catalogue.CATALOGUE for name in metric.labels}
+    assert labels == {
+        "group", "topic", "partition", "cause", "outcome", "state", "server", "version", "library", "run", "table",
+    }  # fmt: skip

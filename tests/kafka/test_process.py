@@ -1,0 +1,197 @@
+"""``seekpoint run`` under a supervisor: probes, a log of JSON, systemd's messages."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from time import monotonic
+
+from sqlalchemy import text
+
+from support.cli_place import TO_TABLE, Place
+from support.command import seekpoint
+from support.probe import ask, free_port
+from support.waiting import until
+
+
+def test_probes_answer_while_the_worker_runs(place: Place, lines: None) -> None:
+    place.produce(["a", "b"])
+    port = free_port()
+    process = place.start("run", f"{place.module(TO_TABLE)}:pipe", *place.options(), "--listen", f"127.0.0.1:{port}")
+    until(lambda: ask(port, "/ready")[0] == 200 and place.lines() == ["a", "b"], "ready, with both records applied")
+    assert [ask(port, path)[0] for path in ("/live", "/stale", "/live?x=1")] == [200, 200, 200]
+    body = json.loads(ask(port, "/live")[1])
+    assert (body["live"], body["ready"], body["stale"], body["trouble"], body["records"]) == (
+        True,
+        True,
+        False,
+        None,
+        2,
+    )
+    assert ask(port, "/live", "HEAD") == (200, b"")
+    assert f'seekpoint_records_total{{group="{place.group}"}} 2.0' in ask(port, "/metrics")[1].decode()
+    assert json.loads(ask(port, "/other")[1]) == {"paths": ["/live", "/ready", "/stale", "/metrics"]}
+    assert ask(port, "/live", "POST")[0] == 501
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0, process.said
+    assert ask(port, "/live")[0] == 0
+
+
+def test_a_handler_that_does_not_return_is_not_live(place: Place) -> None:
+    module = place.module(
+        """\
+        from threading import Event
+        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=lambda tx, batch: Event().wait())
+        def worker():
+            kafka = {{"bootstrap.servers": "{broker}"}}
+            return Worker(pipe, engine="{url}", kafka=kafka, schema="{schema}", limits=Limits(transaction_age=1))
+        """
+    )
+    place.produce(["a"])
+    port = free_port()
+    place.start("run", f"{module}:worker", "--listen", f"127.0.0.1:{port}")
+    until(lambda: ask(port, "/live")[0] == 200, "live")
+    until(lambda: ask(port, "/live")[0] == 503, "not live")
+    assert json.loads(ask(port, "/live")[1])["stuck"] >= 1
+
+
+def test_an_address_that_cannot_be_listened_on(place: Place, lines: None) -> None:
+    target = f"{place.module(TO_TABLE)}:pipe"
+    for wrong in ("8080", "localhost:http", ":8080", "127.0.0.1:70000"):
+        said = seekpoint("run", target, *place.options(), "--listen", wrong, exits=2).stderr
+        assert f"--listen takes host:port, e.g. 127.0.0.1:8080 or 0.0.0.0:8080, not '{wrong}'" in said
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = seekpoint("run", target, *place.options(), "--listen", address, exits=1).stderr
+    assert f"--listen {address}: Address already in use" in said
+
+
+HANDLED = """\
+import logging
+def handle(tx, batch):
+    logging.getLogger("mine").warning("password=hunter2", extra={{"order": {{"secret": 'password="hunter2"'}}}})
+sink = Append("{schema}.lines", columns=["line"], row=lambda r: (r.value,))
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], handle=handle, strict=True)
+"""
+
+
+def test_a_log_of_json_has_fields_and_no_password(place: Place, lines: None) -> None:
+    place.produce(["a"])
+    module = place.module(HANDLED)
+    process = place.start("run", f"{module}:pipe", *place.options(), "--log-format", "json")
+    process.wait_for('"event": "Started"')
+    until(lambda: place.lines() == ["a"], "the record applied")
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0, process.said
+    found = [json.loads(line) for line in process.said.splitlines() if line.startswith("{")]
+    started = next(line for line in found if line.get("event") == "Started")
+    assert (started["level"], started["logger"], started["group"]) == ("INFO", "seekpoint.events", place.group)
+    mine = next(line for line in found if line["logger"] == "mine")
+    assert (mine["level"], mine["order"]) == ("WARNING", {"secret": "password=***"})
+    assert "hunter2" not in process.said
+    assert started["message"].startswith(f"{place.group}: Started")
+
+
+def test_systemd_hears_of_start_watchdog_and_end(place: Place, lines: None) -> None:
+    path = str(place.folder / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(path)
+        heard.settimeout(40)
+        env = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "300000"}
+        process = place.start("run", f"{place.module(TO_TABLE)}:pipe", *place.options(), env=env)
+        assert heard.recv(100) == b"READY=1\nWATCHDOG=1"
+        before = monotonic()
+        assert heard.recv(100) == b"WATCHDOG=1"
+        assert monotonic() - before < 30
+        process.wait_for("Started")
+        process.signal(signal.SIGTERM)
+        messages = {heard.recv(100)}
+        while b"STOPPING=1" not in messages:
+            messages.add(heard.recv(100))
+        assert process.end() == 0, process.said
+
+
+def test_the_default_client_id_names_the_process(place: Place, lines: None) -> None:
+    place.produce(["a"])
+    process = place.start("run", f"{place.module(TO_TABLE)}:pipe", *place.options())
+
+    def names() -> list[str]:
+        with place.engine.connect() as connection:
+            asked = text(f'SELECT client_id FROM "{place.schema}".worker WHERE consumer_group = :g')
+            return list(connection.execute(asked, {"g": place.group}).scalars())
+
+    until(lambda: names() == [f"seekpoint-{place.group}-{socket.gethostname()}-{process.pid}"], "its row")
+
+
+TWO = """\
+sink = Append("{schema}.lines", columns=["line"], row=lambda r: (r.value,))
+one = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink])
+
+def handle(tx, batch):
+    if batch[0].value == "bad":
+        raise SystemExit("no")
+    for record in batch:
+        tx.exec_driver_sql('INSERT INTO "{schema}".lines VALUES (%s)', ("other " + record.value,))
+
+other = Pipeline("{group}-other", topics="{topic}", value=Text(), handle=handle)
+"""
+
+
+def test_several_pipelines_share_a_process(place: Place, lines: None) -> None:
+    module, port = place.module(TWO), free_port()
+    more = [*place.options(), "--listen", f"127.0.0.1:{port}"]
+    assert "named twice" in seekpoint("run", f"{module}:one", f"{module}:one", *more, exits=2).stderr
+    process = place.start("run", f"{module}:one", f"{module}:other", *more)
+    place.produce(["a"])
+    until(lambda: place.lines() == ["a", "other a"], "the record applied by both", 60)
+    status, body = ask(port, "/ready")
+    groups = {one["group"]: one["records"] for one in json.loads(body)["pipelines"]}
+    assert (status, groups) == (200, {place.group: 1, f"{place.group}-other": 1})
+    shown = ask(port, "/metrics")[1].decode()
+    assert all(f'seekpoint_records_total{{group="{group}"}} 1.0' in shown for group in groups)
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0, process.said
+    assert all(f"{group}: drained: 1 record in 1 transaction" in process.said for group in groups)
+
+
+def test_of_several_pipelines_one_that_ends_by_an_error_drains_all(place: Place, lines: None) -> None:
+    module = place.module(TWO)
+    process = place.start("run", f"{module}:one", f"{module}:other", *place.options())
+    process.wait_for(f"{place.group}-other: Started")
+    process.wait_for(f"{place.group}: Started")
+    place.produce(["bad"])
+    assert process.end() == 1, process.said
+    assert f"{place.group}: Draining" in process.said
+
+
+def test_a_second_signal_aborts_several_pipelines(place: Place, lines: None) -> None:
+    module = place.module(TWO.replace('    if batch[0].value == "bad":\n        raise SystemExit("no")\n', STUCK))
+    process = place.start("run", f"{module}:one", f"{module}:other", *place.options())
+    place.produce(["a"])
+    process.wait_for("in hand", "out")
+    process.signal(signal.SIGINT)
+    process.wait_for("stopping after the batch in hand")
+    process.signal(signal.SIGTERM)
+    assert process.end() == 130, process.said
+    # The line is printed before the handler has run: of two signals that wait for it, the later one's may come first.
+    assert "aborted: second SIG" in process.said
+    assert "other a" not in place.lines()
+
+
+STUCK = """\
+    import threading
+    print("in hand", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_what_ends_a_worker_is_a_sentence_at_error(place: Place) -> None:
+    module = place.module(TO_TABLE)
+    process = place.start("run", f"{module}:pipe", *place.options(), "--log-format", "json")
+    assert process.end() == 1, process.said
+    found = [json.loads(line) for line in process.said.splitlines() if line.startswith("{")]
+    (died,) = (line for line in found if line["level"] == "ERROR")
+    assert (died["event"], died["group"]) == ("WorkerStopped", place.group)
+    (printed,) = (line for line in process.said.splitlines() if line.startswith("error: "))
+    assert died["message"] == f"{place.group}: WorkerStopped: {printed.removeprefix('error: ')}"

@@ -1,0 +1,177 @@
+"""Chunks that are read while a transaction waits for the server: applied in order, kept by failures, dropped by resets.
+
+Batches have fifty records and chunks ten: when a batch's records are written, chunks of the next one were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from sqlalchemy import Engine
+
+from seekpoint import Append, Json, Limits, Partition, Pipeline, events
+from seekpoint.kafka.client import Client
+from seekpoint.worker import reader
+from seekpoint.worker.assignment import Chunk
+from seekpoint.worker.assignment.partitions import AssignedPartitions
+from seekpoint.worker.reader import Reader
+from support.events import Gate, Run
+from support.kafka_postgres import Scene
+from support.manual_worker import rival, seize
+from support.postgres_proxy import PostgresProxy
+from support.waiting import SECONDS
+
+pytestmark = pytest.mark.usefixtures("short_backoff")
+
+ALL, BATCH, CHUNK = 200, 50, 10
+LIMITS = Limits(batch_records=BATCH)
+
+
+@pytest.fixture
+def patient() -> list[int]:
+    """So many records are read in full chunks, however late they come: those of two batches."""
+    return [2 * BATCH]
+
+
+@pytest.fixture(autouse=True)
+def ahead(monkeypatch: pytest.MonkeyPatch, patient: list[int]) -> list[int]:
+    """How many records were kept, after each chunk that was read ahead."""
+    monkeypatch.setattr(reader, "CHUNK", CHUNK)
+    kept: list[int] = []
+    left, read, keep = patient, Client.read, AssignedPartitions.keep
+
+    def waits(self: Client, most: int, wait: float) -> list[Any]:
+        found: list[Any] = [] if wait == 0 else read(self, most, wait)
+        while wait == 0 and left[0] > 0 and len(found) < min(most, left[0]):
+            if not (more := read(self, min(most, left[0]) - len(found), SECONDS)):
+                return found
+            found += more
+        left[0] -= len(found)
+        return found or (read(self, most, 0) if wait == 0 else [])
+
+    def noted(self: AssignedPartitions, chunk: Chunk[Any]) -> None:
+        keep(self, chunk)
+        kept.append(self.kept.records)
+
+    monkeypatch.setattr(Client, "read", waits)
+    monkeypatch.setattr(AssignedPartitions, "keep", noted)
+    return kept
+
+
+def start(scene: Scene, at: type[events.Event], **options: Any) -> tuple[Run, Gate, str, list[tuple[int, int]]]:
+    """A worker that waits at an event of its first batch."""
+    name, stored = scene.log(ALL)
+    gate = Gate(at)
+    run = scene.worker(name, observe=[gate], limits=LIMITS, **options)
+    gate.wait()
+    return run, gate, name, stored
+
+
+def finish(scene: Scene, run: Run, name: str, stored: list[tuple[int, int]]) -> None:
+    scene.finish(run, name, stored)
+    scene.book.assert_holds(name, stored)
+
+
+def test_chunks_of_the_next_batch_are_read_while_one_waits_and_are_bounded_as_a_batch_is(
+    scene: Scene, ahead: list[int], patient: list[int]
+) -> None:
+    patient[0] = ALL
+    name, stored = scene.log(ALL)
+    run = scene.worker(name, limits=LIMITS)
+    finish(scene, run, name, stored)
+    assert BATCH - CHUNK <= max(ahead) <= BATCH
+    assert {e.records > BATCH - CHUNK for e in run.seen.all(events.Committed)[:-1]} == {True}
+    assert max(e.records for e in run.seen.all(events.Committed)) <= BATCH
+    assert sum(e.records for e in run.seen.all(events.ChunkRead)) == ALL, "nothing is read twice"
+
+
+def test_nothing_is_read_ahead_while_a_handler_runs(scene: Scene, ahead: list[int]) -> None:
+    """A codec's code must not run inside of a handler's statement."""
+    name, stored = scene.log(ALL)
+    run = scene.worker(scene.pipeline(name, handle=scene.book.enter), limits=LIMITS)
+    finish(scene, run, name, stored)
+    assert not ahead
+
+
+def test_chunks_survive_an_unknown_commit(
+    scene: Scene, proxy: PostgresProxy, new_engine: Callable[..., Engine], ahead: list[int]
+) -> None:
+    run, gate, name, stored = start(scene, events.Advanced, engine=new_engine(proxy.dsn, pool_pre_ping=True))
+    assert ahead
+    proxy.arm("before_commit")
+    gate.open()
+    finish(scene, run, name, stored)
+    assert run.seen.all(events.CommitUnknown)
+    assert len(run.seen.all(events.Activated)) == 1, "nothing is read again"
+
+
+def test_a_reset_drops_them(scene: Scene, ahead: list[int]) -> None:
+    """I5: the records that were read ahead are before the operator's offset, and are not applied."""
+    run, gate, name, stored = start(scene, events.Committed)
+    assert ahead
+    scene.ledger.reset_offset(name, 0, 150, log=None, reason="a test", lost="operator")
+    gate.open()
+    scene.finish(run, name, stored)
+    scene.book.assert_holds(name, [at for at in stored if at[1] < BATCH or at[1] >= 150])
+
+
+def test_another_claim_drops_them(scene: Scene, ahead: list[int]) -> None:
+    """I2: they were read under a claim that is lost; they are read again under the next one."""
+    run, gate, name, stored = start(scene, events.Committed)
+    assert ahead
+    seize(scene, rival(scene), name, 0)
+    gate.open()
+    finish(scene, run, name, stored)
+    assert run.seen.all(events.ClaimLost)
+
+
+def test_an_error_of_the_client_is_met_by_the_next_read(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, ahead: list[int]
+) -> None:
+    """The transaction that waits is committed; what was read ahead is read again."""
+    read, read_ahead, state = Client.read, Reader.read_ahead, {"ahead": False, "raised": 0}
+
+    def marked(self: Reader) -> bool:
+        state["ahead"] = True
+        try:
+            return read_ahead(self)
+        finally:
+            state["ahead"] = False
+
+    def failing(self: Client, most: int, wait: float) -> list[Any]:
+        if state["ahead"] and ahead and not state["raised"]:
+            state["raised"] = 1
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return read(self, most, wait)
+
+    monkeypatch.setattr(Reader, "read_ahead", marked)
+    monkeypatch.setattr(Client, "read", failing)
+    name, stored = scene.log(ALL)
+    run = scene.worker(name, limits=LIMITS)
+    finish(scene, run, name, stored)
+    assert state["raised"]
+    assert run.seen.all(events.KafkaTrouble)
+
+
+def test_a_record_that_cannot_be_decoded_is_the_dead_letter_of_its_own_batch(scene: Scene, ahead: list[int]) -> None:
+    name = scene.topic()
+    scene.sql("CREATE TABLE {schema}.plain (v int)")
+    values = [b"7"] * ALL
+    values[73] = b"{"
+    scene.produce(name, values)
+    pipeline = Pipeline(
+        scene.group,
+        topics=name,
+        value=Json(int),
+        sinks=[Append((scene.schema, "plain"), columns=["v"], row=lambda r: (r.value,))],
+        on_poison="dead_letter",
+    )
+    run = scene.worker(pipeline, limits=LIMITS)
+    run.reached(name, ALL)
+    assert ahead
+    assert [(at, offset) for at, offset, *_ in scene.dead_letters()] == [(0, 73)]
+    assert scene.sql("SELECT count(*) FROM {schema}.plain")[0][0] == ALL - 1
+    assert scene.positions() == {Partition(name, 0): ALL}

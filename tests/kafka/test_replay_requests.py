@@ -1,0 +1,231 @@
+"""Replays that an operator requests, and a running worker carries out between its batches."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from seekpoint import Record, events
+from seekpoint.admin import Admin, ReplayRequest, Where
+from seekpoint.errors import Fenced
+from seekpoint.pipeline.policy import Limits
+from seekpoint.worker.replay import requests as parts
+from support.dead_letter_group import Depot, Halt
+from support.events import Run
+from support.kafka_postgres import Scene
+from support.waiting import until
+
+LIMITS = Limits(idle_check=0.1, lag_check=0.1, claim_wait=1.0)
+
+
+class Requests:
+    """A group with a running worker, of whose records two became dead letters."""
+
+    def __init__(self, depot: Depot, produce: Callable[..., object], run_worker: Callable[..., Run]) -> None:
+        self.produce = produce
+        self.depot, self.admin = depot, Admin(depot.engine, schema=depot.schema)
+        depot.bad = {b"x", b"y"}
+        produce(depot.topic, (b"a", b"x", b"y", b"d"), partition=0)
+        self._run_worker = run_worker
+        self.run = self.start()
+        self.run.reached(depot.topic, 4)
+        depot.bad.clear()
+
+    def start(self, **options: Any) -> Run:
+        return self._run_worker(self.depot.pipeline(), limits=LIMITS, **options)
+
+    def request(self) -> ReplayRequest:
+        return self.admin.request_replay(self.depot.group, Where(), reason="fixed", actor="ada")
+
+    def now(self, request: ReplayRequest) -> ReplayRequest:
+        return self.admin.replay_request(self.depot.group, request.id)
+
+    def ended(self, request: ReplayRequest) -> ReplayRequest:
+        until(lambda: self.now(request).has_ended, "the request has ended")
+        return self.now(request)
+
+    def seen(self) -> datetime:
+        """When the worker was last seen."""
+        with self.depot.engine.connect() as connection:
+            found = connection.execute(text(f'SELECT max(seen_at) FROM "{self.depot.schema}".worker')).scalar_one()
+        assert isinstance(found, datetime)
+        return found
+
+    def seen_again(self) -> None:
+        before = self.seen()
+        until(lambda: self.seen() > before, "the worker is seen again")
+
+    def is_blocked(self) -> bool:
+        """Whether a session waits for a lock of the group's row."""
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE :one"
+        with self.depot.engine.connect() as connection:
+            found = connection.execute(text(waits), {"one": f"%{self.depot.schema}%"}).scalar_one()
+        return bool(found)
+
+    def execute(self, statement: str) -> None:
+        with self.depot.engine.begin() as tx:
+            tx.execute(text(statement.format(s=f'"{self.depot.schema}"')))
+
+
+@pytest.fixture
+def requests(request: pytest.FixtureRequest, group: str) -> Requests:
+    needed = ("seekpoint_engine", "seekpoint_schema", "topic", "produce", "run_worker")
+    engine, schema, topic, produce, run_worker = map(request.getfixturevalue, needed)
+    return Requests(Depot(engine, schema, group, topic()).create(), produce, run_worker)
+
+
+def test_a_running_worker_replays_what_is_requested(requests: Requests) -> None:
+    requests.depot.bad = {b"y"}
+    done = requests.ended(requests.request())
+    assert (done.state, done.replayed, done.failed, done.refused, done.error) == ("done", 1, 1, 0, None)
+    assert requests.depot.applied() == [0, 3, 1]
+    assert requests.depot.actions()[-1] == ("replay", 1, "ada", f"dead letter {done.dead_letters[0]}: fixed")
+    requests.depot.bad.clear()
+    again = requests.ended(requests.request())
+    assert (again.state, again.replayed, again.dead_letters) == ("done", 1, done.dead_letters[1:])
+    assert sorted(requests.depot.applied()) == [0, 1, 2, 3]
+
+
+def test_a_worker_that_drains_hands_its_request_to_the_next(
+    requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deploy needs no new request."""
+    monkeypatch.setattr(parts, "MOST", 1)
+    requests.depot.on_record = halt = Halt()
+    request = requests.request()
+    halt.wait()
+    requests.run.worker.stop()
+    halt.open()
+    requests.run.stop()
+    handed = requests.now(request)
+    assert (handed.state, handed.replayed, handed.worker) == ("requested", 1, None)
+    requests.start()
+    done = requests.ended(request)
+    assert (done.state, done.replayed, done.refused) == ("done", 2, 0)
+    assert requests.depot.applied() == [0, 3, 1, 2]
+
+
+def test_a_partition_is_taken_while_its_dead_letter_is_replayed(requests: Requests) -> None:
+    """The claim waits for the transaction, or ends it; a worker in a long handler is not taken for dead."""
+    requests.depot.on_record = halt = Halt()
+    request = requests.request()
+    halt.wait()
+    other = requests.start(partitions=[(requests.depot.topic, 0)])
+    other.seen.wait_for(events.Stalled)
+    other.seen.wait_for(events.LagSampled, count=8)  # it has looked for dead workers, for longer than it waits
+    assert requests.now(request).state == "started"
+    halt.open()
+    done = requests.ended(request)
+    assert (done.state, done.replayed, done.error) == ("done", 2, None)
+    requests.produce(requests.depot.topic, [b"e"], partition=0)
+    until(lambda: 4 in requests.depot.applied(), "one of the two has it, and reads on")
+    for one in (requests.run, other):
+        with suppress(Fenced):  # without a group, the newest claim wins
+            one.stop()
+    assert requests.depot.applied() == [0, 3, 1, 2, 4]
+
+
+def test_a_pause_hands_the_request_back(requests: Requests) -> None:
+    """It waits for the dead letter in hand, and comes before the next one."""
+    pauses = threading.Thread(target=lambda: requests.depot.ledger.pause(reason="repair", actor="bob"))
+    requests.depot.on_record = halt = Halt()
+    request = requests.request()
+    halt.wait()
+    pauses.start()
+    until(requests.is_blocked, "the pause waits for the replay")
+    halt.open()
+    pauses.join(30)
+    until(lambda: requests.now(request).state == "requested", "the request is handed back")
+    assert (requests.now(request).replayed, requests.depot.applied()) == (1, [0, 3, 1])
+    requests.depot.ledger.resume(actor="bob")
+    done = requests.ended(request)
+    assert (done.state, done.replayed, done.refused) == ("done", 2, 0)
+
+
+def test_records_are_applied_although_the_outcome_is_not_stored(requests: Requests) -> None:
+    """One warning, also where the table is not to be had for longer."""
+
+    def rename(tx: object, record: Record[Any, Any]) -> None:
+        if record.offset == 2:
+            requests.execute("ALTER TABLE {s}.replay_request RENAME TO elsewhere")
+
+    requests.depot.on_record = rename
+    request = requests.request()
+    requests.run.seen.wait_for(events.StatusNotStored)
+    requests.produce(requests.depot.topic, [b"e"], partition=0)
+    requests.run.reached(requests.depot.topic, 5)
+    requests.run.seen.wait_for(events.LagSampled, count=5, since=requests.run.seen.mark())
+    assert len(requests.run.seen.all(events.StatusNotStored)) == 1
+    requests.execute("ALTER TABLE {s}.elsewhere RENAME TO replay_request")
+    done = requests.ended(request)
+    assert (done.state, done.replayed) == ("done", 2)
+    assert requests.depot.applied() == [0, 3, 1, 2, 4]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_is_killed_inside_a_replay(scene: Scene, seed: int) -> None:
+    """Its request fails, the record that kills is not tried again, and after a new request each is applied once."""
+    chance = random.Random(seed)
+    name, stored = scene.log(["fail"] * 6)
+    process = scene.worker_process(
+        name,
+        handle="deadly",
+        on_poison="dead_letter",
+        retry={"attempts": 1},
+        limits={"idle_check": 0.1, "lag_check": 0.1},
+    )
+    scene.wait_for_position(name, 6)
+    kills, how = chance.randrange(6), chance.choice(["sigkill", "segfault", "exit"])
+    scene.sql(
+        "UPDATE {schema}.dead_letter SET value = convert_to('ok', 'UTF8')",
+        f"UPDATE {{schema}}.dead_letter SET value = convert_to('{how}', 'UTF8') WHERE record_offset = {kills}",
+    )
+    admin = Admin(scene.engine, schema=scene.schema)
+    request = admin.request_replay(scene.group, Where(), reason="fixed")
+    process.ended()
+    assert admin.replay_request(scene.group, request.id).state == "started", f"seed {seed}"
+    scene.worker(
+        scene.pipeline(name, handle=scene.book.enter, on_poison="dead_letter"),
+        partitions=[(name, 0)],
+        limits=Limits(idle_check=0.1, lag_check=0.1),
+    )
+    failed = until(lambda: (now := admin.replay_request(scene.group, request.id)).has_ended and now, "it has failed")
+    assert (failed.state, scene.book.written(name)) == ("failed", stored[:kills]), f"seed {seed}"
+    again = admin.request_replay(scene.group, Where(), reason="fixed")
+    until(lambda: admin.replay_request(scene.group, again.id).has_ended, "the rest is replayed")
+    assert admin.replay_request(scene.group, again.id).replayed == 6 - kills
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_request_that_a_dead_worker_has_started_fails_and_is_not_run(requests: Requests) -> None:
+    requests.execute("UPDATE {s}.consumer_group SET version = 2")  # no worker takes it
+    request = requests.request()
+    requests.execute(
+        "UPDATE {s}.replay_request SET version = 1, state = 'started', worker = gen_random_uuid(), "
+        "seen_at = clock_timestamp()"
+    )
+    requests.execute("UPDATE {s}.consumer_group SET version = 1")
+    ended = requests.ended(request)
+    assert (ended.state, ended.replayed) == ("failed", 0)
+    assert ended.error is not None
+    assert "its worker ended" in ended.error
+    assert requests.depot.applied() == [0, 3]
+    assert requests.ended(requests.request()).replayed == 2
+
+
+def test_a_paused_group_takes_no_request(requests: Requests) -> None:
+    requests.depot.ledger.pause(reason="repair", actor="bob")
+    request = requests.request()
+    for _ in range(2):  # the worker has looked for requests since
+        requests.seen_again()
+    assert requests.now(request).state == "requested"
+    assert requests.depot.applied() == [0, 3]
+    requests.depot.ledger.resume(actor="bob")
+    assert requests.ended(request).replayed == 2

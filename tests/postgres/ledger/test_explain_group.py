@@ -1,0 +1,111 @@
+"""``explain GROUP``: the guarantee of what runs, in words, from what its workers have stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+from typer.testing import CliRunner
+
+from seekpoint import Append, Batch, Json, OnPoison, Pipeline, Upsert
+from seekpoint.admin import Admin
+from seekpoint.cli.app import app
+from seekpoint.errors import ConfigError
+from seekpoint.ledger.status import StatusTables, WorkerProcess
+from seekpoint.pipeline.declared import declared
+from support.ledger_desk import Desk
+
+Desks = Callable[..., Desk]
+PROCESS = WorkerProcess("host-1", 4711, "orders-1", "0.1.0")
+
+
+def post(tx: Connection, batch: Batch[Any, Any]) -> None:
+    """A handler that is never called."""
+
+
+def admin_of(worker: Desk) -> Admin:
+    return Admin(worker.ledger.engine, schema=worker.ledger.schema)
+
+
+def declare(worker: Desk, pipeline: Pipeline) -> None:
+    StatusTables(worker.ledger, PROCESS).declare(declared(pipeline))
+
+
+def test_what_holds_and_what_weakens_it(desk: Desks) -> None:
+    worker = desk(at={0: 5})
+    topic = worker.at(0).topic
+    sinks: list[Any] = [
+        Append("items", columns=["id"]),
+        Upsert("totals", key=["id"], columns=["id"], offset_column="o"),
+    ]
+    declare(
+        worker,
+        Pipeline(worker.ledger.group, topics=topic, value=Json(), sinks=sinks, on_poison=OnPoison.SKIP,
+                 synchronous_commit=False),
+    )  # fmt: skip
+    (found,) = admin_of(worker).explain(worker.ledger.group).topics
+    assert found.topic == topic
+    assert "committed in one Postgres transaction" in found.guarantee[0]
+    assert "Append writes a record's rows to items" in found.guarantee
+    assert "Upsert keeps one row for each id in totals: an older record never replaces a newer row" in found.guarantee
+    assert [each.split(":")[0] for each in found.weakens] == [
+        "a record that cannot be applied is passed, and its value is not kept",
+        "a crash of Postgres takes back the last commits, rows and offsets together",
+        "records that are read again after a backward reset are written twice",
+    ]
+
+
+@pytest.mark.parametrize("policy", list(OnPoison))
+def test_each_policy_is_said_in_words(desk: Desks, policy: OnPoison) -> None:
+    worker = desk(at={0: 5})
+    pipeline = Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post, on_poison=policy)
+    declare(worker, pipeline)
+    (found,) = admin_of(worker).explain(worker.ledger.group).topics
+    assert any(".post, is called" in each for each in found.guarantee)
+    (said,) = [each for each in found.guarantee if each.startswith("a record that cannot be applied")]
+    assert not said.endswith(policy.value)
+    assert any("outside its transaction may happen more than once" in each for each in found.weakens)
+
+
+def test_a_group_without_a_declaration_and_one_that_is_unknown(desk: Desks) -> None:
+    worker = desk(at={0: 5})
+    (found,) = admin_of(worker).explain(worker.ledger.group).topics
+    assert (found.guarantee, found.declared) == ((), None)
+    assert "is not known" in found.weakens[0]
+    with pytest.raises(ConfigError, match="has no group 'none'"):
+        admin_of(worker).explain("none")
+
+
+def test_a_declaration_of_an_earlier_version_and_a_stop(desk: Desks) -> None:
+    worker = desk(at={0: 5})
+    declare(worker, Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post))
+    with worker.ledger.engine.begin() as tx:
+        tx.execute(text(f'UPDATE "{worker.ledger.schema}".consumer_group SET version = 2'))
+        tx.execute(
+            text(
+                f"UPDATE \"{worker.ledger.schema}\".partition_offset SET stop_kind = 'OffsetLost', stop_offset = 5, "
+                "stop_message = '', stop_choices = '{}', stopped_at = now()"
+            )
+        )
+    (found,) = admin_of(worker).explain(worker.ledger.group).topics
+    assert found.weakens[-2:] == (
+        "declared by version 1, and the group is at 2: it may be outdated",
+        "partition 0 is stopped: OffsetLost",
+    )
+
+
+def test_the_command(desk: Desks, seekpoint_dsn: str) -> None:
+    worker = desk(at={0: 5})
+    declare(worker, Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post))
+    given = ["explain", worker.ledger.group, "--database-url", seekpoint_dsn, "--schema", worker.ledger.schema]
+    done = CliRunner().invoke(app, given)
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, f"{worker.ledger.group}, version 1")
+    assert "  but:\n  - what the handler does outside" in done.stdout
+    report = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
+    assert report["topics"][0]["declared"]["handler"].endswith(".post")
+    assert CliRunner().invoke(app, [*given[:1], "none", *given[2:]]).exit_code == 2
+    unnamed = CliRunner().invoke(app, ["explain", "shop"], env={"SEEKPOINT_DATABASE_URL": None})
+    assert "give --database-url" in unnamed.stderr

@@ -1,0 +1,147 @@
+"""Plans of resets without brokers: a thousand partitions in one transaction, and a plan whose connection breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
+
+from seekpoint import Limits
+from seekpoint.admin import Admin, ResetTo
+from seekpoint.errors import Fenced, GroupForgotten
+from support.fixtures import NewEngine
+from support.ledger_desk import Desk
+from support.postgres_proxy import PostgresProxy, When
+
+Desks = Callable[..., Desk]
+MANY = 1_000
+
+
+def rows(engine: Engine, schema: str, query: str) -> list[Any]:
+    with engine.begin() as tx:
+        return list(tx.execute(text(query.replace("{s}", f'"{schema}"'))).all())
+
+
+@pytest.fixture
+def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
+    return Admin(seekpoint_engine, schema=seekpoint_schema)
+
+
+def test_a_plan_of_a_thousand_partitions_is_one_transaction(
+    desk: Desks, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
+) -> None:
+    """All locks are taken within the second, and a busy partition is named; then nothing is reset."""
+    desk(at=dict.fromkeys(range(MANY), 10))
+    plan = admin.plan_reset("g", ResetTo.offset(3))
+    assert len(plan.moves) == MANY
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'UPDATE "{seekpoint_schema}".partition_offset SET attempts = 0 WHERE partition = 777'))
+        with pytest.raises(Fenced, match=r"^t/777 is locked by .* since 20.* UTC; not all locks could be taken"):
+            admin.apply(plan, reason="r", wait=0.1)
+    assert rows(seekpoint_engine, seekpoint_schema, "SELECT DISTINCT next_offset FROM {s}.partition_offset") == [(10,)]
+    began = perf_counter()
+    assert len(admin.apply(plan, reason="r").done) == MANY
+    print(f"{MANY} partitions in {perf_counter() - began:.2f} s")
+    [(offset, transactions, many)] = rows(
+        seekpoint_engine,
+        seekpoint_schema,
+        "SELECT min(next_offset), count(DISTINCT xmin::text), count(*) FROM {s}.partition_offset WHERE next_offset = 3",
+    )
+    assert (offset, transactions, many) == (3, 1, MANY)
+    [(ids, actions)] = rows(
+        seekpoint_engine, seekpoint_schema, "SELECT count(DISTINCT xmin::text), count(*) FROM {s}.admin_action"
+    )
+    assert (ids, actions) == (1, MANY)
+
+
+@pytest.fixture
+def broken(desk: Desks, proxy: PostgresProxy, new_engine: NewEngine, seekpoint_schema: str) -> Callable[..., int]:
+    """``broken(when, skip)`` applies a plan of three partitions whose connection breaks there, and applies it again.
+
+    Returns how many resets there were in all.
+    """
+    worker = desk(at={0: 200, 1: 200, 2: 200})
+    through = Admin(new_engine(proxy.dsn, poolclass=NullPool), schema=seekpoint_schema)
+    direct = Admin(worker.ledger.engine, schema=seekpoint_schema)
+
+    def positions() -> set[int]:
+        return set(direct.positions("g").values())
+
+    def apply(when: When, skip: int = 0) -> int:
+        before, target = len(worker.actions()), min(positions()) - 1
+        plan = direct.plan_reset("g", ResetTo.offset(target))
+        proxy.arm(when, skip=skip)
+        try:
+            through.apply(plan, reason="first", wait=5)
+        except OperationalError:  # SQLAlchemy's, also where the connection is set up
+            assert proxy.fired.wait(10)
+        else:
+            assert not proxy.fired.is_set()
+        if when == "after_commit_delayed":
+            proxy.deliver()
+        found = worker.actions()[before:]
+        assert {row.reason for row in found} <= {"first"}
+        assert positions() == ({target} if found else {target + 1}), "all of it or nothing"
+        if found:
+            with pytest.raises(Fenced, match="was reset since the plan was made"):
+                direct.apply(plan, reason="again")
+        else:
+            direct.apply(plan, reason="again")
+        assert positions() == {target}
+        return len(worker.actions()) - before
+
+    return apply
+
+
+def test_a_plan_whose_connection_breaks_is_applied_once(broken: Callable[..., int], proxy: PostgresProxy) -> None:
+    """I5: at each of its statements and around its COMMIT; applied again it is carried out, or refused as done."""
+    for when in ("before_commit", "after_commit", "after_commit_delayed"):
+        assert broken(when) == 3, when
+        assert proxy.fired.is_set()
+    statements = 0
+    while proxy.fired.is_set():
+        assert broken("at_statement", skip=statements) == 3, statements
+        statements += 1
+    assert statements > 10, "begin, limits, locks, and three resets"
+
+
+def test_the_failed_record_may_lie_after_a_gap(desk: Desks, admin: Admin, seekpoint_engine: Engine) -> None:
+    """Compaction, or a transaction's marker: the position stays at the gap where the failed record is read first."""
+    worker = desk(at={0: 100, 1: 100, 2: 100})
+    stop = "UPDATE {s}.partition_offset SET stop_kind = 'PoisonStop', stop_offset = {n}, stop_message = 'm', "
+    stop += "stop_choices = '{}', stopped_at = now() WHERE partition = {p}"
+    with seekpoint_engine.begin() as tx:
+        for partition, offset in ((0, 101), (1, 99)):
+            query = stop.replace("{n}", str(offset)).replace("{p}", str(partition))
+            tx.execute(text(query.replace("{s}", f'"{worker.ledger.schema}"')))
+    plan = admin.plan_reset("g", ResetTo.after_failed())
+    assert [(each.at.number, each.target) for each in plan.moves] == [(0, 102)]
+    admin.apply(plan, reason="the record is empty")
+    assert worker.stands()[0] == 102
+    assert [(lost.from_offset, lost.to_offset) for lost in admin.lost()] == [(100, 102)]
+
+
+def test_a_forgotten_group_has_no_positions_to_reset_or_export(desk: Desks, admin: Admin) -> None:
+    desk(at={0: 100}).ledger.pause(reason="it has ended")
+    admin.apply(admin.plan_forget("g", export_to=None), reason="it has ended")
+    with pytest.raises(GroupForgotten):
+        admin.plan_reset("g", ResetTo.offset(3))
+    with pytest.raises(GroupForgotten):
+        admin.positions("g")
+
+
+def test_a_plan_that_waits_for_a_lock_too_long_is_refused(desk: Desks, seekpoint_engine: Engine) -> None:
+    """With what to do, and not as an error of the database."""
+    worker = desk(at={0: 100}, limits=Limits(transaction_age=0.2))
+    admin = Admin(seekpoint_engine, schema=worker.ledger.schema, limits=Limits(transaction_age=0.2))
+    plan = admin.plan_pause("g")
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'SELECT FROM "{worker.ledger.schema}".consumer_group FOR UPDATE'))
+        with pytest.raises(Fenced, match=r"another session has locked group 'g' .*nothing was done; try again"):
+            admin.apply(plan, reason="an index")
+    admin.apply(plan, reason="an index")

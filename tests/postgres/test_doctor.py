@@ -1,0 +1,356 @@
+"""``doctor``: silent on a healthy ledger; each finding on the fault that it is for.
+
+The faults are real, but for two readings that no server here can give: another clock, and an older Postgres.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+from typer.testing import CliRunner
+
+from seekpoint import schema
+from seekpoint.admin import Admin, Diagnosis, GroupStatus, Level, WorkerStatus, check_postgres
+from seekpoint.admin.check_groups import foreign
+from seekpoint.cli.app import app
+from seekpoint.kafka.members import Member
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.roles import Role
+from seekpoint.ledger.status import StatusTables, WorkerProcess
+from seekpoint.records import Partition
+from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
+from support.ledger_roles import LedgerRoles
+from support.transaction_pooler import run_own
+from support.waiting import until
+
+HERE = Partition("orders", 0)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Engine:
+    """An engine on a database of the test's own, with a ledger and a group in it."""
+    engine = create_engine(database_url, poolclass=NullPool)
+    schema.upgrade(engine)
+    ledger = Ledger(engine, "shop")
+    ledger.claim([HERE], {"orders": uuid4()}, cluster_id="one", start=lambda _: {HERE: 10})
+    StatusTables(ledger, WorkerProcess("host-1", 4711, "shop-1", "0.1.0")).sample({HERE: (2, 10)})
+    return engine
+
+
+def found(diagnosis: Diagnosis, level: Level = Level.FAILURE) -> dict[str, str]:
+    """Messages by check, of the findings of a level; each of them says what to do."""
+    findings = [each for each in diagnosis.findings if each.level is level]
+    assert level is Level.OK or all(each.remedy for each in findings)
+    checks = {each.check for each in findings}
+    return {check: "\n".join(each.message for each in findings if each.check == check) for check in checks}
+
+
+def sql(engine: Engine, *statements: str) -> None:
+    with engine.begin() as tx:
+        for statement in statements:
+            tx.execute(text(statement))
+
+
+def test_a_healthy_ledger_has_no_failure(engine: Engine) -> None:
+    diagnosis = Admin(engine).doctor()
+    assert diagnosis.is_well
+    assert found(diagnosis) == {}
+    assert set(found(diagnosis, Level.WARNING)) <= {"brokers", "durability"}  # test servers may not sync
+    checks = {"versions", "server", "pooler", "clocks", "transaction_timeout", "replication", "schema", "rights",
+              "autovacuum", "stops", "retention"}  # fmt: skip
+    assert checks <= found(diagnosis, Level.OK).keys()
+
+
+def test_it_runs_where_nothing_can_be_written_and_while_rows_are_locked(engine: Engine) -> None:
+    with engine.begin() as other:
+        other.execute(text("SELECT FROM seekpoint.partition_offset FOR UPDATE"))
+        other.execute(text("SELECT FROM seekpoint.consumer_group FOR UPDATE"))
+        other.execute(text("LOCK TABLE seekpoint.partition_offset IN SHARE ROW EXCLUSIVE MODE"))
+        assert Admin(engine).doctor().is_well
+
+
+def test_no_ledger_a_newer_and_an_older_one(engine: Engine) -> None:
+    assert "has no ledger tables" in found(Admin(engine, schema="none").doctor())["schema"]
+    sql(engine, "UPDATE seekpoint.alembic_version SET version_num = '9999'")
+    assert "9999" in found(Admin(engine).doctor())["schema"]
+    sql(engine, f"UPDATE seekpoint.alembic_version SET version_num = '{schema.HEAD}'")
+    schema.downgrade(engine, to="0005")
+    assert "older than revision" in found(Admin(engine).doctor())["schema"]
+
+
+@pytest.fixture
+def roles(engine: Engine) -> Iterator[LedgerRoles]:
+    """The roles of the ledger."""
+    made = LedgerRoles(engine.url)
+    made.script()
+    yield made
+    made.drop()
+
+
+def test_each_role_has_its_rights(roles: LedgerRoles) -> None:
+    """A role that may not read the groups' rows is warned that they were not looked at."""
+    for role in (Role.WRITER, Role.OPERATOR, Role.READER, Role.STAGER):
+        diagnosis = Admin(roles.engine(role)).doctor(role)
+        assert found(diagnosis) == {}
+        assert role.value in found(diagnosis, Level.OK)["rights"]
+        assert ("groups" in found(diagnosis, Level.WARNING)) == (role in {Role.WRITER, Role.READER})
+        assert "is not in pg_read_all_stats" in found(diagnosis, Level.OK)["autovacuum"]
+
+
+def test_a_right_that_is_missing(engine: Engine, roles: LedgerRoles) -> None:
+    writer, reader = roles.engine(Role.WRITER), roles.engine(Role.READER)
+    name = roles.names[Role.WRITER]
+    assert "lacks rights of a writer" in found(Admin(reader).doctor(Role.WRITER))["rights"]
+    sql(engine, f'REVOKE UPDATE ON seekpoint.dead_letter FROM "{name}"')
+    message = found(Admin(writer).doctor())["rights"]
+    assert message.endswith("of a writer it lacks UPDATE on dead_letter")
+    sql(engine, f'REVOKE SELECT (state) ON seekpoint.reload_run FROM "{roles.names[Role.READER]}"')
+    assert found(Admin(reader).doctor(Role.READER))["rights"].endswith(": SELECT (state) on reload_run")
+    sql(engine, f'REVOKE SELECT ON seekpoint.alembic_version FROM "{name}"')
+    assert "may not read seekpoint.alembic_version" in found(Admin(writer).doctor())["schema"]
+    sql(engine, f'REVOKE ALL ON SCHEMA seekpoint FROM "{name}"')
+    assert not Admin(writer).doctor().is_well
+
+
+@pytest.mark.parametrize(
+    ("setting", "check", "level"),
+    [("synchronous_commit=off", "durability", Level.WARNING),
+     ("transaction_timeout=5000", "transaction_timeout", Level.WARNING),
+     ("default_transaction_read_only=on", "server", Level.FAILURE),
+     ("track_counts=off", "autovacuum", Level.FAILURE)],
+)  # fmt: skip
+def test_settings_of_the_login(engine: Engine, setting: str, check: str, level: Level) -> None:
+    assert check in found(Admin(session(engine, setting)).doctor(), level)
+
+
+def session(engine: Engine, setting: str) -> Engine:
+    """An engine whose sessions have a setting."""
+    return create_engine(engine.url, poolclass=NullPool, connect_args={"options": f"-c {setting}"})
+
+
+def test_a_pooler_is_in_between(engine: Engine) -> None:
+    with run_own(engine.url.render_as_string(hide_password=False)) as url:
+        through = create_engine(url, poolclass=NullPool)
+        assert "another session answers" in found(Admin(through).doctor(), Level.WARNING)["pooler"]
+
+
+@pytest.mark.parametrize("seconds", [-60, 60])
+def test_clocks_that_differ(engine: Engine, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    answered(monkeypatch, now=datetime.now(UTC) + timedelta(seconds=seconds))
+    assert re.search(r"differ by (59|6\d)\.\d s", found(Admin(engine).doctor(), Level.WARNING)["clocks"])
+
+
+def test_a_postgres_without_transaction_timeout(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered(monkeypatch, number=160004, transaction_timeout="")
+    assert "Postgres 17" in found(Admin(engine).doctor(), Level.WARNING)["transaction_timeout"]
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Change what the server answers about itself."""
+    facts = check_postgres.facts
+    monkeypatch.setattr(check_postgres, "facts", lambda tx: SimpleNamespace(**facts(tx)._asdict() | changes))
+
+
+def test_a_table_without_autovacuum_and_dead_rows_that_are_left(engine: Engine) -> None:
+    every = "consumer_group, topic, partition, topic_id, at - n * interval '1 ms', next_offset, log_start, log_end"
+    sql(
+        engine,
+        "ALTER TABLE seekpoint.position_sample SET (autovacuum_enabled = false)",
+        "INSERT INTO seekpoint.position_sample (consumer_group, topic, partition, topic_id, at, next_offset, "
+        f"log_start, log_end) SELECT {every} FROM seekpoint.position_sample, generate_series(1, 20001) n",
+        "DELETE FROM seekpoint.position_sample WHERE at < (SELECT max(at) FROM seekpoint.position_sample)",
+        "SELECT pg_stat_force_next_flush()",
+    )
+    messages = found(Admin(engine).doctor(), Level.WARNING)["autovacuum"].splitlines()
+    table = "seekpoint.position_sample"
+    assert messages == [f"autovacuum is off for {table}", f"{table} has 20,001 dead rows beside 1"]
+    sql(engine, "ALTER TABLE seekpoint.position_sample RESET (autovacuum_enabled)")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
+        tx.execute(text("VACUUM seekpoint.position_sample"))
+    assert "autovacuum" in found(Admin(engine).doctor(), Level.OK)
+
+
+LEFT_OPEN = {
+    "after a write": ("READ COMMITTED", "UPDATE seekpoint.consumer_group SET paused = paused"),
+    "with a snapshot": ("REPEATABLE READ", "SELECT 1"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OPEN)
+def test_a_transaction_that_was_left_open(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """An hour is a moment here."""
+    monkeypatch.setattr(check_postgres, "OLD", 0.0)
+    isolation: Any
+    isolation, left = LEFT_OPEN[name]
+    with engine.connect().execution_options(isolation_level=isolation) as idle:
+        idle.execute(text(left))
+        assert "a transaction is open since" in found(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
+
+
+RISKY = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off", "wal_level": "logical",
+         "max_prepared_transactions": "1"}  # fmt: skip
+
+
+def test_a_server_that_may_lose_commits_or_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server with one fault after the other: settings, standbys, a prepared transaction; a standby itself."""
+    with start_postgres(RISKY, own=True) as server:
+        engine = create_engine(server.url, poolclass=NullPool)
+        schema.upgrade(engine)
+        failures = found(Admin(engine).doctor())
+        assert "fsync is off" in failures["durability"]
+        assert "full_page_writes is off" in failures["durability"]
+        assert "nothing removes them" in failures["autovacuum"]
+        _replicas(server, engine)
+        _standby_that_is_not_waited_for(engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(check_postgres, "OLD", 0.0)
+            _alone(engine, "BEGIN", "CREATE TABLE left_open ()", "PREPARE TRANSACTION 'left'")
+            assert "a transaction is open since" in found(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
+            _alone(engine, "ROLLBACK PREPARED 'left'")
+        folder = _answer(engine, "SELECT current_setting('data_directory')")
+        _alone(engine, f"COPY (SELECT 1) TO '{folder}/standby.signal'")
+        server.stop()
+        server.start()
+        assert "is a standby and takes no writes" in found(Admin(engine).doctor())["server"]
+
+
+def _replicas(server: PostgresServer, engine: Engine) -> None:
+    """A replica that commits do not wait for; a subscriber of logical changes is none."""
+    _alone(engine, "CREATE PUBLICATION changes", "SELECT pg_create_logical_replication_slot('other', 'pgoutput')")
+    replica = psycopg.pq.PGconn.connect(make_conninfo(server.dsn, replication="database").encode())
+    try:
+        assert replica.status == psycopg.pq.ConnStatus.OK
+        assert "1 standbys are asynchronous" in found(Admin(engine).doctor(), Level.WARNING)["replication"]
+        options = "proto_version '1', publication_names 'changes'"
+        started = replica.exec_(f"START_REPLICATION SLOT other LOGICAL 0/0 ({options})".encode())
+        assert started.status == psycopg.pq.ExecStatus.COPY_BOTH
+        assert "replication" in found(Admin(engine).doctor(), Level.OK)
+    finally:
+        replica.finish()
+    ended = "SELECT count(*) = 0 FROM pg_stat_replication"
+    until(lambda: _answer(engine, ended), "the end of the replica")
+    _alone(engine, "SELECT pg_drop_replication_slot('other')")
+
+
+def _standby_that_is_not_waited_for(engine: Engine) -> None:
+    """It is named, and this login's commits do not wait for it."""
+    local = session(engine, "synchronous_commit=local")
+    _alone(engine, "ALTER SYSTEM SET synchronous_standby_names = 'one'", "SELECT pg_reload_conf()")
+    said = "synchronous_commit is local: commits do not wait for one"
+    until(lambda: found(Admin(local).doctor(), Level.WARNING).get("replication") == said, "the setting")
+    _alone(engine, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+    until(lambda: "replication" in found(Admin(local).doctor(), Level.OK), "the setting to end")
+
+
+def _answer(engine: Engine, query: str) -> Any:
+    with engine.connect() as connection:
+        return connection.scalar(text(query))
+
+
+def _alone(engine: Engine, *statements: str) -> None:
+    """Run these without a transaction around them."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def test_a_stop_and_records_that_retention_deleted(engine: Engine) -> None:
+    sql(
+        engine,
+        "UPDATE seekpoint.partition_offset SET stop_kind = 'OffsetLost', stop_offset = 10, stop_message = 'gone', "
+        "stop_choices = '{wait}', stopped_at = now()",
+        "UPDATE seekpoint.position_sample SET log_start = 25, log_end = 30",
+    )
+    failures = found(Admin(engine).doctor())
+    assert failures["stops"] == "shop: orders/0 stopped at 10: OffsetLost"
+    assert failures["retention"] == "shop: orders/0: 15 records were deleted by retention before they were applied"
+
+
+def test_a_pause(engine: Engine) -> None:
+    sql(engine, "UPDATE seekpoint.consumer_group SET paused = true, paused_by = 'ada', paused_reason = 'the index'")
+    assert found(Admin(engine).doctor(), Level.WARNING)["pauses"] == "shop: paused by ada: the index"
+
+
+def test_many_partitions_with_the_same_problem_are_counted(engine: Engine) -> None:
+    others = [Partition("orders", number) for number in range(1, 25)]
+    Ledger(engine, "shop").claim(
+        others, {"orders": uuid4()}, cluster_id="one", start=lambda _: dict.fromkeys(others, 10)
+    )
+    sql(
+        engine,
+        "UPDATE seekpoint.partition_offset SET stop_kind = 'PoisonStop', stop_offset = 10, stop_message = 'x', "
+        "stop_choices = '{wait}', stopped_at = now()",
+    )
+    *_, last = lines = found(Admin(engine).doctor())["stops"].splitlines()
+    assert (len(lines), last) == (11, "shop: the same of 15 more partitions")
+
+
+def test_records_that_retention_is_about_to_delete_and_no_fresh_sample(engine: Engine) -> None:
+    """Only where something is left to apply; two records an hour, and eight are left."""
+    sql(
+        engine,
+        "INSERT INTO seekpoint.position_sample "
+        "(consumer_group, topic, partition, topic_id, at, next_offset, log_start, log_end) "
+        "SELECT consumer_group, topic, partition, topic_id, at - interval '1 hour', 10, 0, 10 "
+        "FROM seekpoint.position_sample",
+    )
+    assert "retention" in found(Admin(engine).doctor(), Level.OK), "all is applied"
+    sql(engine, "UPDATE seekpoint.position_sample SET log_end = 12 WHERE log_start = 2")
+    message = found(Admin(engine).doctor(), Level.WARNING)["retention"]
+    assert message.startswith("shop: orders/0: the log's start reaches the position in 4:00:0")
+    sql(engine, "UPDATE seekpoint.position_sample SET at = at - interval '4 minutes'")
+    message = found(Admin(engine).doctor(), Level.WARNING)["retention"]
+    assert message.endswith("is not known of 1 partitions: no sample is fresh")
+
+
+def test_brokers_that_do_not_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seekpoint.admin.admin.KAFKA_TIMEOUT", 0.5)
+    diagnosis = Admin(engine, {"bootstrap.servers": "127.0.0.1:1"}).doctor()
+    assert "no broker answered" in found(diagnosis)["brokers"]
+
+
+def member_of(*workers: tuple[str | None, str, timedelta]) -> GroupStatus:
+    now = datetime.now(UTC)
+    rows = [
+        WorkerStatus(uuid4(), "host", n, client, 1, "0.1.0", now, now - age, state)
+        for n, (client, state, age) in enumerate(workers)
+    ]
+    return GroupStatus("shop", 1, None, (), tuple(rows), None)
+
+
+def test_members_that_are_no_workers() -> None:
+    now, old = timedelta(), timedelta(hours=2)
+    group = member_of(
+        ("shop-1", "running", now), (None, "running", now), ("shop-2", "ended", now), ("x", "running", old)
+    )
+    ours = [Member("shop-1", "/10.0.0.1"), Member("rdkafka", "/10.0.0.2")]
+    assert not foreign(group, ours)
+    assert foreign(group, [*ours, Member("rdkafka", "/10.0.0.3")]) == {Member("rdkafka", "/10.0.0.3"): 1}
+    assert set(foreign(group, [Member("shop-2", "h"), Member("x", "h")])) == {Member("shop-2", "h"), Member("x", "h")}
+    assert foreign(member_of(), [Member("consumer-1", "h")] * 2) == {Member("consumer-1", "h"): 2}
+
+
+def test_the_command_answers_with_exit_code_and_without_a_password(engine: Engine) -> None:
+    url = engine.url.render_as_string(hide_password=False)
+    assert engine.url.password
+    done = CliRunner().invoke(app, ["doctor", "--database-url", url])
+    assert (done.exit_code, "ok       schema: seekpoint is at revision" in done.stdout) == (0, True)
+    sql(engine, "UPDATE seekpoint.partition_offset SET stop_kind = 'A', stop_offset = 1, stop_message = '', "
+                "stop_choices = '{}', stopped_at = now()")  # fmt: skip
+    failed = CliRunner().invoke(app, ["doctor", "--database-url", url, "--json", "-q"])
+    report = json.loads(failed.stdout)
+    assert (failed.exit_code, report["ok"]) == (1, False)
+    assert "stops" in [each["check"] for each in report["findings"] if each["level"] == "failure"]
+    for answer in (done, failed):
+        assert str(make_url(url).password) not in answer.output

@@ -1,0 +1,312 @@
+"""Each role of ``seekpoint db roles`` runs what it is for, and every other statement of the library is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import ClientCursor
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.pool import NullPool
+from sqlalchemy.sql.base import Executable
+from sqlalchemy.sql.compiler import SQLCompiler
+from typer.testing import CliRunner
+
+from seekpoint import Append, Json, Pipeline, Upsert, schema
+from seekpoint.admin import Admin
+from seekpoint.cli.app import app
+from seekpoint.errors import ConfigError
+from seekpoint.ledger import Ledger, wait
+from seekpoint.ledger.role_script import role_script
+from seekpoint.ledger.roles import Role
+from seekpoint.ledger.sql import (
+    admin,
+    batch,
+    dead_letters,
+    export_manifest,
+    forget,
+    generation,
+    partition_offset,
+    purge,
+    reload_run,
+    replay_request,
+    reprocess,
+    resets,
+    status,
+)
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.testing import process, raw
+from seekpoint.worker.replay import replay_one
+from support.ledger_roles import LedgerRoles
+
+MODULES = (partition_offset, admin, wait, dead_letters, replay_one, status, reload_run, generation, batch,
+           export_manifest, replay_request, reprocess, resets, forget, purge)  # fmt: skip
+GIVEN = {
+    "RECORD_ACTION": ["action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
+    "RECORD_LOSS": ["topic", "topic_id", "partition", "from_offset", "to_offset", "reason", "decision", "actor"],
+}
+
+
+def statements() -> dict[str, Executable]:
+    """Every statement of the library, by ``module.NAME``."""
+
+    def name(module: ModuleType) -> str:
+        return module.__name__.rsplit(".", 1)[-1]
+
+    return {
+        f"{name(module)}.{key}": value
+        for module in MODULES
+        for key, value in vars(module).items()
+        if key.isupper() and isinstance(value, Executable)
+    }
+
+
+NAMED = statements()
+
+
+@pytest.fixture
+def roles(database_url: str) -> Iterator[LedgerRoles]:
+    """Roles of a ledger in a database of the test's own, which has the tables ``items`` and ``totals``, too."""
+    made = LedgerRoles(make_url(database_url))
+    schema.upgrade(create_engine(made.url, poolclass=NullPool))
+    with psycopg.connect(made.dsn()) as server:
+        server.execute("CREATE TABLE items (id int, v text)")
+        server.execute("CREATE TABLE totals (id int PRIMARY KEY, v text)")
+    made.script("items", "public.totals")
+    yield made
+    made.drop()
+
+
+def _values(compiled: SQLCompiler) -> dict[str, Any]:
+    """Of each parameter. An empty array, or no group, would leave tables out of the plan, and rights unasked.
+
+    A NULL that is subtracted from a time has no type of its own.
+    """
+    arrays = {key: [None] for key in re.findall(r"%\((\w+)\)s(?:::| AS )[\w ]+\[\]", str(compiled))}
+    own = {key: True if value is True else None for key, value in compiled.params.items()}  # of a JOIN ... ON true
+    spans = dict.fromkeys(re.findall(r" - %\((\w+)\)s(?!::)", str(compiled)), timedelta())
+    return {**own, **arrays, **spans, "group": "g"}
+
+
+def refused(roles: LedgerRoles, role: Role) -> set[str]:
+    """The statements that the server refuses to this role, before it looks at a row."""
+    found = set()
+    with psycopg.connect(roles.dsn(), cursor_factory=ClientCursor) as server:
+        server.execute(f'SET ROLE "{roles.names[role]}"'.encode())
+        for name, statement in NAMED.items():
+            compiled = statement.compile(  # type: ignore[attr-defined]
+                dialect=psycopg_dialect.dialect(),  # type: ignore[no-untyped-call]
+                column_keys=GIVEN.get(name.split(".")[1]),
+            )
+            try:
+                with server.transaction(force_rollback=True):
+                    server.execute(f"EXPLAIN {compiled}".encode(), _values(compiled))
+            except psycopg.errors.InsufficientPrivilege:
+                found.add(name)
+    return found
+
+
+def among(*names: str) -> set[str]:
+    """Statements by ``module.NAME``; ``module.*`` are all of one."""
+    found = set()
+    for name in names:
+        matching = {each for each in NAMED if each == name or (name.endswith(".*") and each.startswith(name[:-1]))}
+        assert matching, f"there is no statement {name}"
+        found |= matching
+    return found
+
+
+# Of a run: its row is locked, and changed, by its driver alone.
+DRIVES = (
+    *(f"reload_run.{name}" for name in ("INSERT_RUN", "INSERT_POSITIONS", "INSERT_STAGED", "SETTLED_RUN", "STEP")),
+    *(f"reload_run.{name}" for name in ("TAKE_OVER", "TRANSITION", "DIFFED", "CLOSE", "SWEPT", "GONE", "GUARD")),
+    *(f"reload_run.{name}" for name in ("GUARD_FRAMES", "ADVANCE_STAGED", "EXTEND_STAGED")),
+    *("generation.INSERT_GENERATION", "generation.POINT", "generation.DELETE_GENERATION"),
+    *("export_manifest.INSERT", "export_manifest.NOTE"),
+)
+# What was stored of records is deleted by the owner alone.
+DELETES = (
+    *("forget.DELETE_POSITIONS", "forget.DELETE_TOPICS", "forget.DELETE_DEAD_LETTERS", "forget.DELETE_LOSSES"),
+    "purge.DELETE_CLOSED",
+)
+REFUSED = {
+    Role.OWNER: set[str](),
+    Role.STAGER: among(*DELETES),
+    Role.WRITER: among(
+        *DRIVES,
+        *DELETES,
+        *("export_manifest.*", "reload_run.POSITIONS", "reload_run.STAGED"),
+        *("status.LAG", "status.LAG_OF_ALL", "status.GROUP_STATUS", "status.RUNS"),
+    ),
+    Role.OPERATOR: among(
+        *DRIVES,
+        *DELETES,
+        *("forget.DELETE_SAMPLES", "forget.DELETE_WORKERS", "forget.RESTORE_POSITION", "forget.RESTORE_TOPIC"),
+        *("partition_offset.CLAIM", "admin.INSERT_GROUP", "admin.INSERT_ROWS", "admin.STORE_TABLES"),
+        *("dead_letters.INSERT_DEAD_LETTERS", "status.INSERT_SAMPLES", "status.PRUNE_SAMPLES", "status.WORKER_SEEN"),
+        *("status.DELETE_UNSEEN", "reprocess.INSERT_RUN", "reprocess.LOCK_RUN", "reprocess.ABANDON_RUN"),
+        *("replay_request.TAKE_REQUEST", "replay_request.REQUEST_SEEN", "replay_request.RECORD_REQUEST"),
+        *("replay_request.FAIL_ABANDONED", "replay_request.FAIL_OUTDATED"),
+        *("reprocess.ADVANCE_RUN", "reprocess.INSERT_RUN_DEAD_LETTERS"),
+    ),
+    # What is left to a reader names no table of the ledger, or none but the columns that an exporter reads.
+    Role.READER: {*NAMED} - among(
+        *("status.LAG", "status.LAG_OF_ALL", "status.GROUP_STATUS", "status.CONFIGURE"),
+        *("status.SILENT_DRIVERS", "status.TOPIC_IDS", "partition_offset.KNOWN_TOPICS", "forget.COUNT_POSITIONS"),
+        *("partition_offset.CONFIGURE", "purge.CLOCK", "resets.TIME_LIMIT"),
+        *("admin.ALONE", "admin.QUALIFIED", "admin.TERMINATE", "batch.BOUND", "reload_run.UNHURRIED"),
+        *("replay_one.AS_WORKER", "replay_one.AS_WORKER_17", "replay_one.CURRENT_TRANSACTION"),
+        *("replay_one.REMEMBER_SESSION", "replay_one.TRANSACTION_STATUS"),
+    ),
+}  # fmt: skip
+
+
+def test_each_statement_of_the_library_is_allowed_or_refused(roles: LedgerRoles) -> None:
+    """Who may run a statement that is added is decided here, too."""
+    for role in Role:
+        assert refused(roles, role) == REFUSED[role], role
+
+
+PIPELINE_TABLES: dict[str, Callable[[], Any]] = {
+    "append": lambda: Append("items", columns=["id", "v"]),
+    "arrow": lambda: AppendArrow("items", columns=["id", "v"]),
+    "upsert": lambda: Upsert("totals", key=["id"], columns=["id", "v"]),
+}
+
+
+def records(count: int) -> list[Any]:
+    return [raw(b'{"id": %d, "v": "one"}' % n, topic="orders", partition=0, offset=n) for n in range(count)]
+
+
+@pytest.mark.parametrize("role", [Role.WRITER, Role.STAGER])
+def test_who_may_write_rows(roles: LedgerRoles, role: Role) -> None:
+    """Few records and many: sinks write them by different statements."""
+    engine = roles.engine(role)
+    for group, sink in PIPELINE_TABLES.items():
+        pipeline = Pipeline(group, topics="orders", value=Json(), sinks=[sink()])
+        process(pipeline, engine, records(3))
+        process(pipeline, engine, records(500))
+        process(pipeline, engine, records(900))
+        (position,) = Ledger(engine, group).read()
+        assert position.next_offset == 900
+
+
+@pytest.mark.parametrize("role", [Role.OPERATOR, Role.READER])
+def test_who_may_not(roles: LedgerRoles, role: Role) -> None:
+    for group, sink in PIPELINE_TABLES.items():
+        pipeline = Pipeline(group, topics="orders", value=Json(), sinks=[sink()])
+        with pytest.raises(ProgrammingError) as caught:
+            process(pipeline, roles.engine(role), records(3))
+        assert isinstance(caught.value.orig, psycopg.errors.InsufficientPrivilege)
+        with roles.engine(role).connect() as tx, pytest.raises(ConfigError, match="permission denied for table"):
+            sink().check(tx, [None])
+
+
+def test_an_operator_pauses_and_resets_a_group_and_a_reader_sees_it(roles: LedgerRoles) -> None:
+    pipeline = Pipeline("shop", topics="orders", value=Json(), sinks=[Append("items", columns=["id", "v"])])
+    process(pipeline, roles.engine(Role.WRITER), records(10))
+    engine = roles.engine(Role.OPERATOR)
+    admin = Admin(engine)
+    admin.apply(admin.plan_pause("shop"), reason="a test", actor="alice")
+    Ledger(engine, "shop").reset_offset("orders", 0, 20, log=None, reason="a test", lost="a test gave them up")
+    ((group,), doubts) = admin.status()
+    assert group.pause is not None
+    assert [at.position.next_offset for at in group.partitions] == [20]
+    assert doubts == []
+    reader = Admin(roles.engine(Role.READER))
+    assert [(one.name, one.pause is not None, one.partitions) for one in reader.groups()] == [("shop", True, 1)]
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        reader.status()
+
+
+NO_SERVICE = (
+    *("CREATE SCHEMA more", "CREATE TABLE seekpoint.more ()", "DELETE FROM seekpoint.partition_offset"),
+    *("DELETE FROM seekpoint.dead_letter", "UPDATE seekpoint.admin_action SET reason = 'none'"),
+    *("DELETE FROM seekpoint.lost_range", "UPDATE seekpoint.alembic_version SET version_num = '9999'"),
+)
+
+
+def test_what_no_service_may_do(roles: LedgerRoles) -> None:
+    for role in (Role.WRITER, Role.OPERATOR, Role.READER):
+        for statement in NO_SERVICE:
+            with roles.engine(role).begin() as tx, pytest.raises(ProgrammingError) as caught:
+                tx.exec_driver_sql(statement)
+            assert isinstance(caught.value.orig, psycopg.errors.InsufficientPrivilege), (role, statement)
+
+
+def test_a_reader_reads_no_column_that_an_exporter_does_not_ask(roles: LedgerRoles) -> None:
+    for asked in ("next_offset FROM seekpoint.partition_offset", "stop_message FROM seekpoint.partition_offset",
+                  "pipelines FROM seekpoint.reload_run", "count(*) FROM seekpoint.dead_letter",
+                  "topic FROM seekpoint.partition_offset FOR SHARE"):  # fmt: skip
+        with roles.engine(Role.READER).begin() as tx, pytest.raises(ProgrammingError, match="permission denied"):
+            tx.exec_driver_sql(f"SELECT {asked}")
+
+
+def test_the_owner_takes_the_ledger_down_and_up(roles: LedgerRoles) -> None:
+    with roles.engine(Role.OWNER).begin() as tx:
+        schema.downgrade(tx, to="0005")
+        schema.upgrade(tx)
+    roles.script()
+    assert refused(roles, Role.READER) == REFUSED[Role.READER]
+
+
+def test_the_script_revokes_what_is_too_much(roles: LedgerRoles) -> None:
+    """Run again it changes nothing else."""
+    name = roles.names[Role.READER]
+    with psycopg.connect(roles.dsn(), autocommit=True) as server:
+        server.execute(f'GRANT ALL ON ALL TABLES IN SCHEMA seekpoint TO "{name}"'.encode())
+        server.execute(f'GRANT SELECT (driver), UPDATE (state) ON seekpoint.reload_run TO "{name}"'.encode())
+    assert refused(roles, Role.READER) != REFUSED[Role.READER]
+    roles.script("items")
+    assert {role: refused(roles, role) for role in Role} == REFUSED
+    with psycopg.connect(roles.dsn()) as server:
+        for column, privilege in (("driver", "SELECT"), ("state", "UPDATE")):
+            asked = "SELECT has_column_privilege(%s, 'seekpoint.reload_run', %s, %s)"
+            assert server.execute(asked, [name, column, privilege]).fetchone() == (False,)
+
+
+def test_any_name_is_quoted(database_url: str) -> None:
+    for name in ("it's", 'say "so"', "50% off", "a;b--c", "ü"):
+        made = LedgerRoles(make_url(database_url), name)
+        made.names = {role: f"{name} {role} {uuid4().hex[:8]}" for role in Role}
+        with create_engine(made.url, poolclass=NullPool).begin() as tx:
+            schema.upgrade(tx, schema=name)
+        made.script()
+        with psycopg.connect(made.dsn(), autocommit=True) as server:
+            owners = server.execute(
+                "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE relkind IN ('r', 'v') "
+                "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %s)", (name,)
+            ).fetchall()  # fmt: skip
+        assert owners == [(made.names[Role.OWNER],)]
+        made.drop()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"names": {Role.READER: "x" * 64}}, "1 to 63 bytes"), ({"names": {Role.READER: ""}}, "1 to 63 bytes"),
+     ({"schema": "a\nb"}, "in one line"), ({"targets": ["shop."]}, "1 to 63 bytes"),
+     ({"names": {Role.READER: "same", Role.WRITER: "same"}}, "two roles have the name 'same'")],
+)  # fmt: skip
+def test_names_that_postgres_would_cut_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        role_script(**options)
+
+
+def test_the_command_prints_the_script_or_the_rights() -> None:
+    done = CliRunner().invoke(app, ["db", "roles", "--sql", "--reader", "grafana", "--table", "public.orders"])
+    assert done.exit_code == 0
+    assert done.stdout == role_script(names={Role.READER: "grafana"}, targets=["public.orders"])
+    report = json.loads(CliRunner().invoke(app, ["db", "roles", "--reader", "grafana", "--json"]).stdout)
+    (reader,) = [each for each in report["roles"] if each["role"] == "reader"]
+    assert (reader["name"], sorted(reader["tables"])) == ("grafana", ["alembic_version", "group_status", "lag"])
+    assert reader["columns"]["reload_run"] == ["id", "state", "changed_at"]
+    assert CliRunner().invoke(app, ["db", "roles", "--reader", "x" * 64]).exit_code == 2

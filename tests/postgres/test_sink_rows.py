@@ -1,0 +1,62 @@
+"""The rows that ``Committed`` counts are those in the tables, in whatever parts a batch was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Engine
+
+from seekpoint import Append, Json, OnPoison, Pipeline, Upsert, events
+from seekpoint.events import Event
+from seekpoint.records import RawRecord
+from seekpoint.sinks.arrow import AppendArrow
+from support.sink_tables import TOPIC, Ground, orders
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+def numbers(*values: object) -> list[RawRecord]:
+    return orders(*(str(value).encode() for value in values))
+
+
+def counted(ground: Ground, pipeline: Pipeline, records: Sequence[RawRecord]) -> dict[str, int]:
+    seen: list[Event] = []
+    ground.process(pipeline, *records, observe=(seen.append,))
+    (committed,) = [one for one in seen if isinstance(one, events.Committed)]
+    return {name.rpartition(".")[2]: count for name, count in committed.rows.items()}
+
+
+def pipeline(group: str, *sinks: Any, **more: Any) -> Pipeline:
+    return Pipeline(group, topics=TOPIC, value=Json(), sinks=sinks, on_poison=OnPoison.DEAD_LETTER, **more)
+
+
+@pytest.mark.parametrize("count", [3, 500])
+@pytest.mark.parametrize("bad", [False, True])
+def test_of_one_sink(ground: Ground, group: str, count: int, bad: bool) -> None:
+    """In one statement, by COPY, and bisected."""
+    table = ground.create("v int CHECK (v <> 2)", "plain")
+    sink: Append[Any, Any] = Append(table, columns=["v"], rows=lambda r: [(r.value,)] * 2)
+    values = [n for n in range(count) if bad or n != 2]
+    assert counted(ground, pipeline(group, sink), numbers(*values)) == {"plain": len(ground.rows("v", name="plain"))}
+    assert len(ground.rows("v", name="plain")) == 2 * (count - 1)
+
+
+def test_of_several_sinks_of_a_table_and_beside_a_handler(ground: Ground, group: str) -> None:
+    table, other = ground.create("v int", "twice"), ground.create("v int PRIMARY KEY", "once")
+    sinks = [Append(table, columns=["v"], row=lambda r: (r.value,)) for _ in range(2)]
+    upsert: Upsert[Any, Any] = Upsert(other, key=["v"], columns=["v"], row=lambda r: (r.value,))
+    made = pipeline(group, *sinks, upsert, handle=lambda tx, batch: None)
+    assert counted(ground, made, numbers(1, 2, 3)) == {"twice": 6, "once": 3}
+
+
+def test_of_whole_tables(ground: Ground, group: str) -> None:
+    sink: AppendArrow[Any, Any] = AppendArrow(
+        ground.create("v int", "arrow"), row=lambda r: pa.table({"v": pa.array([r.value] * r.value, pa.int32())})
+    )
+    assert counted(ground, pipeline(group, sink), numbers(3, 0, 4)) == {"arrow": len(ground.rows("v", name="arrow"))}

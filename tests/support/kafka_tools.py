@@ -1,0 +1,63 @@
+"""Kafka's own ``kafka-consumer-groups``, of the release of the tests' broker: fetched once, as the broker is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import NamedTuple
+
+import pytest
+
+from seekpoint.records import Partition
+from seekpoint.testing.servers import jars
+from seekpoint.testing.servers.java import find_java
+from seekpoint.testing.servers.process import ServerFailed
+
+TOOLS = f"org.apache.kafka:kafka-tools:{jars.KAFKA_VERSION}"
+COMMAND = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+DIGEST = "62f3c5dd7aa3442d4c5bc6a95f86e2502178ea09de8e27f74d9563bf955e253c"
+
+
+class Shown(NamedTuple):
+    """A line of ``--describe``: the committed offset, the log's end, and the lag; None for ``-``."""
+
+    current: int | None
+    end: int | None
+    lag: int | None
+
+
+def describe(broker: str, *groups: str) -> dict[tuple[str, Partition], Shown]:
+    """What the tool shows of these groups, by group and partition."""
+    words = [word for group in groups for word in ("--group", group)]
+    found = {}
+    for line in _run(broker, "--describe", *words).splitlines():
+        cells = line.split()
+        if len(cells) >= 6 and cells[0] in groups:
+            numbers = (None if cell == "-" else int(cell) for cell in cells[3:6])
+            found[cells[0], Partition(cells[1], int(cells[2]))] = Shown(*numbers)
+    return found
+
+
+def _run(broker: str, *words: str) -> str:
+    paths = ":".join(map(str, [*jars.classpath(), _jar()]))
+    command = [str(find_java()), "-XX:TieredStopAtLevel=1", "-cp", paths, COMMAND]
+    done = subprocess.run(
+        [*command, "--bootstrap-server", broker, *words], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _jar() -> str:
+    """The tool's jar. Skips the test where it cannot be had, unless SEEKPOINT_REQUIRE_KAFKA_TOOLS is set."""
+    cache = jars.cache_folder()
+    jar = jars._place(cache, TOOLS)
+    try:
+        with jars._only_one(cache):
+            if not jar.exists():
+                jars._context(cache).create_dependency(TOOLS).artifact.resolve()
+    except (OSError, RuntimeError, ServerFailed) as error:
+        missing = f"{TOOLS} cannot be had: {error}"
+        (pytest.fail if os.environ.get("SEEKPOINT_REQUIRE_KAFKA_TOOLS") else pytest.skip)(missing)
+    assert jars._digest(jar) == DIGEST, f"{TOOLS} is not the file of the release"
+    return str(jar)

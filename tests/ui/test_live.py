@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -153,6 +154,9 @@ def test_a_reload_is_followed_to_its_end(serve: Serve, request: pytest.FixtureRe
     assert row.locator("progress").evaluate("bar => bar.value / bar.max") == 1
     reload.run(driver)
     expect(row.locator(".state")).to_have_text("● cut_over")
+    expect(tab.locator("tbody tr").nth(1)).to_contain_text(
+        re.compile(r"orders\"?: \d+ missing, \d+ extra, \d+ different, \d+ equal")
+    )
     expect(home.get_by_role("heading", name="Open reloads")).to_have_count(0)
 
 

@@ -10,7 +10,7 @@ from seekpoint.admin.losses import Acceptance, AcceptPlan, LostRange
 from seekpoint.admin.mirror import Mirrored, MirrorPlan
 from seekpoint.admin.pauses import PausePlan
 from seekpoint.admin.purges import PurgePlan
-from seekpoint.admin.reloads import ReloadStatus
+from seekpoint.admin.reloads import ReloadStatus, TableDifferences
 from seekpoint.admin.replay_requests import ReplayPlan, ReplayRequest
 from seekpoint.admin.reset_plan import Reset, ResetDone, ResetPlan, ResetResult
 from seekpoint.admin.reset_to import ResetTo
@@ -62,6 +62,7 @@ __all__ = [
     "ResetTo",
     "Sample",
     "Summary",
+    "TableDifferences",
     "TopicGuarantee",
     "Where",
     "WorkerStatus",

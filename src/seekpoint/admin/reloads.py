@@ -15,8 +15,26 @@ from seekpoint.ledger.sql.reload_run import CLOSED
 
 
 @dataclass(frozen=True, slots=True)
+class TableDifferences:
+    """How many rows of a table the comparison of a run found.
+
+    ``equal`` rows are the same in the live and the rebuilt table, ``different`` ones have other values; the live table
+    should have the ``missing`` rows, and should not have the ``extra`` ones.
+    """
+
+    table: str
+    equal: int
+    missing: int
+    extra: int
+    different: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReloadStatus:
-    """A run: ``read`` of ``wanted`` offsets are staged. ``changed_at`` is its driver's last step."""
+    """A run: ``read`` of ``wanted`` offsets are staged. ``changed_at`` is its driver's last step.
+
+    ``differences`` are None where nothing has been compared.
+    """
 
     id: UUID
     groups: tuple[str, ...]
@@ -33,6 +51,7 @@ class ReloadStatus:
     changed_at: datetime
     read: int
     wanted: int
+    differences: tuple[TableDifferences, ...] | None
 
     @property
     def is_open(self) -> bool:
@@ -75,4 +94,5 @@ def _status(row: Row[Any]) -> ReloadStatus:
         row.changed_at,
         row.read,
         row.wanted,
+        None if row.differences is None else tuple(TableDifferences(**one) for one in row.differences),
     )

@@ -61,6 +61,7 @@ class Run:
     reason: str
     error: str | None
     archive: str | None
+    differences: tuple[Mapping[str, Any], ...] | None
     opened_at: datetime
     changed_at: datetime
 

@@ -262,6 +262,7 @@ reload_run = Table(
     Column("archive", Text, comment="of what the logs have no more, as the export names it"),
     _now("opened_at"),
     _now("changed_at"),
+    Column("differences", JSONB, comment="rows of each table, as the comparison counted them, for display"),
     CheckConstraint(f"state IN ({', '.join(map(repr, RELOAD_STATES))})", name="state"),
     CheckConstraint(f"strategy IN ({', '.join(map(repr, STRATEGIES))})", name="strategy"),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from seekpoint.admin import Admin, TableDifferences
 from seekpoint.errors import ReloadRefused
 from support.before_cutover import applied_by, working
 from support.reload_orders import Shop, doubled, gone, of
@@ -46,9 +47,11 @@ def test_what_differs_is_named(shop: Shop) -> None:
         ("missing", {"id": 6}, None, 86),
     ]
     assert json.loads(json.dumps(report.as_dict()))["tables"][0]["missing"] == 2
-    assert shop.execute("SELECT count(*) FROM {schema}.orders WHERE id = 1000") == [(1,)], "nothing is mended"
+    assert shop.execute("SELECT count(*) FROM {schema}.orders WHERE id = 1000") == [(1,)], "nothing is changed"
     (run,) = shop.reload().runs.list()
     assert (run.state, run.error) == ("verified", None)
+    (shown,) = Admin(shop.engine, schema=shop.schema).reloads()
+    assert shown.differences == (TableDifferences(table.table, equal=36, missing=2, extra=1, different=1),)
 
 
 def test_rows_of_types_without_equality_are_compared(shop: Shop) -> None:

@@ -57,6 +57,11 @@ class Difference:
         """Whether the live and the rebuilt rows are equal."""
         return not self.changes
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The table and its counts, as the run's row has them: without any value of a row."""
+        return {name: getattr(self, name) for name in ("table", "equal", "missing", "extra", "different")}
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -87,7 +92,7 @@ def prepare(driver: Driver, passes: CatchUp) -> Report:
         passes.apply(tx, offsets)
         found = tuple(_compare(StagingTables(tx.connection, staging, target)) for target in passes.targets)
         dead_letters = _dead_letters(tx, staging)
-        tx.execute(sql.DIFFED, its_run=driver.run.id)
+        tx.execute(sql.DIFFED, its_run=driver.run.id, its_differences=[table.counts for table in found])
     offset_of = {f"{row.consumer_group} {row.topic}/{row.partition}": row.next_offset for row in offsets}
     return Report(found, offset_of, dead_letters)
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
     true,
     update,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 
 from seekpoint.ledger.sql import forget
 from seekpoint.ledger.sql.partition_offset import GROUP, unnest
@@ -80,7 +81,11 @@ TAKE_OVER = (
     .returning(reload_run)
 )
 TRANSITION = _update.values(state=bindparam("to_state", type_=Text))
-DIFFED = _update.values(state="compared", diff_xid=func.pg_snapshot_xmin(func.pg_current_snapshot()).cast(Text))
+DIFFED = _update.values(
+    state="compared",
+    diff_xid=func.pg_snapshot_xmin(func.pg_current_snapshot()).cast(Text),
+    differences=bindparam("its_differences", type_=JSONB),
+)
 CLOSE = (
     _update.where(_is_open)
     .values(

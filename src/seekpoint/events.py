@@ -282,13 +282,13 @@ class BatchOpened(Event):
 
 
 class Held(Event):
-    """The rows of all active partitions are locked: claims and positions are as expected."""
+    """The rows of the partitions that the batch may read are locked: claims and positions are as expected."""
 
     partitions: int
 
 
 class ChunkRead(Event):
-    """Records came from the client's queue into the batch."""
+    """Records came from the client's queue, for this batch or a later one."""
 
     records: int
 

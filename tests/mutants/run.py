@@ -43,7 +43,7 @@ def main() -> int:
     """Run them all; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="NAME", help="run this one; may be repeated")
-    parser.add_argument("--jobs", type=int, default=max(1, min(4, (os.cpu_count() or 2) - 1)))
+    parser.add_argument("--jobs", type=int, default=max(2, min(4, (os.cpu_count() or 2) - 1)))
     parser.add_argument(
         "--skip-baseline", action="store_true", help="trust that the tests pass on the unbroken package"
     )

@@ -111,7 +111,7 @@ class Admin:
     def explain(self, group: str) -> Explanation:
         """The guarantee of what a group's workers run, in words, and what weakens it, as they declared it.
 
-        Raises ConfigError for a group that the ledger does not know.
+        Raises ConfigError for a group that the ledger does not know, GroupForgotten for one that was forgotten.
         """
         with self.engine.connect() as connection:
             return explain(GroupConnection(connection, self.schema, group))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from seekpoint.admin.findings import Finding, Level, verdict
+from seekpoint.admin.findings import Finding, Level, problems_or_ok
 from seekpoint.admin.status import GroupStatus, PartitionStatus
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
@@ -42,9 +42,11 @@ def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
             problem = f"{group.name}: how near retention is, is not known of {unknown} partitions: no sample is fresh"
             near.append(Finding("retention", Level.WARNING, problem, "start a worker, whose samples say so"))
     return [
-        *verdict("pauses", paused, "no group is paused"),
-        *verdict("stops", stops, "no partition is stopped"),
-        *verdict("retention", near, "no record is about to be deleted before it is applied, as far as samples say"),
+        *problems_or_ok("pauses", paused, "no group is paused"),
+        *problems_or_ok("stops", stops, "no partition is stopped"),
+        *problems_or_ok(
+            "retention", near, "no record is about to be deleted before it is applied, as far as samples say"
+        ),
     ]
 
 
@@ -102,9 +104,9 @@ def kafka_findings(
     ]
     return [
         Finding("brokers", Level.OK, f"the brokers of cluster {cluster} answer"),
-        *verdict("cluster", others, "the offsets are of this cluster"),
-        *verdict("topics", [*_topics(groups, ids)], "each topic is the one that was read"),
-        *verdict("members", [*_foreign(groups, known)], "the groups have no members but workers of this ledger"),
+        *problems_or_ok("cluster", others, "the offsets are of this cluster"),
+        *problems_or_ok("topics", [*_topics(groups, ids)], "each topic is the one that was read"),
+        *problems_or_ok("members", [*_foreign(groups, known)], "the groups have no members but workers of this ledger"),
     ]
 
 

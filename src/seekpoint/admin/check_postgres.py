@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.admin.findings import Finding, Level, verdict
+from seekpoint.admin.findings import Finding, Level, problems_or_ok
 from seekpoint.errors import SchemaMismatch
 from seekpoint.ledger import schema_revision
 from seekpoint.ledger.roles import COLUMNS, ON_DATABASE, RIGHTS, Role
@@ -146,25 +146,25 @@ def rights_findings(has: Rights, schema: str, role: Role | None) -> list[Finding
 def server_findings(tx: Connection, server: Row[Any], before: datetime) -> Iterator[Finding]:
     """The server's state and settings. ``before`` is the time here when it was asked."""
     yield Finding("versions", Level.OK, f"Postgres {server.version}")
-    yield from verdict("server", list(_writable(server)), "the server takes writes")
+    yield from problems_or_ok("server", list(_writable(server)), "the server takes writes")
     found = pooler.detect(tx)
-    yield from verdict(
+    yield from problems_or_ok(
         "pooler",
         [] if found is None else [_pooled()],
         "no connection pooler is in between",
     )
     skew = max((before - server.now).total_seconds(), (server.now - datetime.now(UTC)).total_seconds())
     clock = f"this machine's clock and the server's differ by {skew:.1f} s"
-    yield from verdict(
+    yield from problems_or_ok(
         "clocks",
         [Finding("clocks", Level.WARNING, clock, "synchronize both (NTP): shown ages are wrong by that")]
         if skew > SKEW
         else [],
         "this machine's clock and the server's agree",
     )
-    yield from verdict("transaction_timeout", list(_timeout(server)), "the server ends transactions that hang")
-    yield from verdict("durability", list(_durability(server)), "commits survive a crash of the server")
-    yield from verdict("replication", list(_replication(server)), "no standby could lose commits in a failover")
+    yield from problems_or_ok("transaction_timeout", list(_timeout(server)), "the server ends transactions that hang")
+    yield from problems_or_ok("durability", list(_durability(server)), "commits survive a crash of the server")
+    yield from problems_or_ok("replication", list(_replication(server)), "no standby could lose commits in a failover")
 
 
 def _pooled() -> Finding:
@@ -243,4 +243,4 @@ def vacuum_findings(tx: Connection, server: Row[Any], schema: str) -> list[Findi
     fine = "dead rows of the ledger are removed"
     if not server.sees_all:
         fine += f"; open transactions of other roles were not looked at: {server.login} is not in pg_read_all_stats"
-    return verdict("autovacuum", found, fine)
+    return problems_or_ok("autovacuum", found, fine)

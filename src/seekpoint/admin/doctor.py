@@ -40,8 +40,9 @@ def diagnose(
         found += check_postgres.rights_findings(has, schema, role)
         found += check_postgres.vacuum_findings(connection, server, schema)
         if not has.may_read(*_TABLES):
-            problem = f"{has.login} may not read {', '.join(_TABLES)}: groups and brokers were not looked at"
-            found.append(Finding("groups", Level.WARNING, problem, "run doctor as an operator"))
+            hidden = ", ".join(name for name in _TABLES if not has.may_read(name))
+            problem = f"{has.login} may not read {hidden}: groups and brokers were not looked at"
+            found.append(Finding("groups", Level.WARNING, problem, "run doctor as an operator or a stager"))
             return Diagnosis(shown(engine.url), schema, tuple(found))
         tx = SchemaConnection(connection, schema)
         clusters = {row.name: row.cluster_id for row in tx.execute(sql.GROUPS) if row.forgotten is None}

@@ -39,6 +39,6 @@ class Diagnosis:
         return not any(each.level is Level.FAILURE for each in self.findings)
 
 
-def verdict(check: str, problems: Sequence[Finding], fine: str) -> list[Finding]:
+def problems_or_ok(check: str, problems: Sequence[Finding], fine: str) -> list[Finding]:
     """The problems of a check, or that it is fine."""
     return list(problems) or [Finding(check, Level.OK, fine)]

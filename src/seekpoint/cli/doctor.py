@@ -28,11 +28,11 @@ def doctor(
     brokers: KafkaOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what is wrong, or soon will be, and say what to do. Writes nothing and waits for nothing.
+    """Look for what is wrong, or soon will be, and say what to do. Writes nothing.
 
     Schema, roles and rights of this login, cluster and topic ids, clocks, a pooler in between, transaction_timeout,
-    durability, replication, other members in the consumer groups, retention headroom, autovacuum, versions. Exits with
-    1 where a check failed; a warning alone is none.
+    durability, replication, other members in the consumer groups, retention headroom, autovacuum, versions. Waits for a
+    lock for two seconds at most. Exits with 1 where a check failed; a warning alone is none.
     """
     settings = brokers.settings()
     if settings:

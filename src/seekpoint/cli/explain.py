@@ -93,17 +93,17 @@ def describe(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
 
 
 def _sink(pipeline: Pipeline, sink: Sink, engine: Engine | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
+    declared: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
     if isinstance(sink, Append | AppendArrow):
         found = "copy" if engine is None else _check(pipeline, sink, engine)
-        told["strategies"] = ARROW if isinstance(sink, AppendArrow) and found == "copy" else APPENDS[found]
+        declared["strategies"] = ARROW if isinstance(sink, AppendArrow) and found == "copy" else APPENDS[found]
     if isinstance(sink, Upsert):
         direct = engine is None or _check(pipeline, sink, engine).direct
-        told["key"] = list(sink.key)
-        told["newest"] = _newest(sink)
-        told["strategies"] = {strategy.value: when for strategy, when in described(direct=direct).items()}
-        told["learned"] = LEARNED
-    return told
+        declared["key"] = list(sink.key)
+        declared["newest"] = _newest(sink)
+        declared["strategies"] = {strategy.value: when for strategy, when in described(direct=direct).items()}
+        declared["learned"] = LEARNED
+    return declared
 
 
 def _newest(sink: Upsert) -> str:
@@ -120,16 +120,16 @@ def _check(pipeline: Pipeline, sink: Append | AppendArrow | Upsert, engine: Engi
         return sink.check(look, pipeline.kinds(sink))
 
 
-def _lines(told: dict[str, Any]) -> list[str]:
-    lines = [f"{told['group']} reads {', '.join(told['topics'])}; a poison record: {told['on_poison']}"]
-    for sink in told["sinks"]:
+def _lines(declared: dict[str, Any]) -> list[str]:
+    lines = [f"{declared['group']} reads {', '.join(declared['topics'])}; a poison record: {declared['on_poison']}"]
+    for sink in declared["sinks"]:
         lines.append(sink["sink"])
         if "key" in sink:
             lines.append(f"  one row for each {', '.join(sink['key'])}: {sink['newest']}")
         lines += [f"  {strategy:<7} {when}" for strategy, when in sink.get("strategies", {}).items()]
         if "learned" in sink:
             lines.append(f"  {sink['learned']}")
-    if told["handler"] is not None:
-        written = f", which writes {', '.join(told['writes'])}" if told["writes"] else ""
-        lines.append(f"handler {told['handler']}{written}")
+    if declared["handler"] is not None:
+        written = f", which writes {', '.join(declared['writes'])}" if declared["writes"] else ""
+        lines.append(f"handler {declared['handler']}{written}")
     return lines

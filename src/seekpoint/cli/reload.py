@@ -329,8 +329,8 @@ def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
     else:
         found = [one for one in runs.list() if one.is_open and one.strategy not in {"batch", "verify"}]
         if len(found) != 1:
-            told = "; ".join(f"{one.id} ({one.state}, {', '.join(one.tables)})" for one in found) or "none"
-            raise ConfigError(f"name the run that is to be resumed by its id; open are: {told}")
+            listed = "; ".join(f"{one.id} ({one.state}, {', '.join(one.tables)})" for one in found) or "none"
+            raise ConfigError(f"name the run that is to be resumed by its id; open are: {listed}")
         [run] = found
     if not all(run.pipelines):
         raise ConfigError(

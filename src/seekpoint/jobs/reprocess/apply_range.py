@@ -136,18 +136,18 @@ class RangeRun:
         row = scope.execute(LOCK_ROW, topic=self._at.topic, partition=self._at.number).one_or_none()
         now = scope.execute(sql.LOCK_RUN, its_run=self._run.id).one_or_none()
         if group is None or row is None or now is None:
-            raise ReprocessRefused([f"group {self._ledger.group!r}, its row of {self._at} or the run is gone"])
+            gone = f"group {self._ledger.group!r}, its row of {self._at} or the run is gone"
+            raise ReprocessRefused([f"{gone}: make another plan"])
         if self._is_unanswered and now.next_offset == end:
             return True
         if now.state != "open" or now.next_offset != start:
             where = f"run {now.id} is {now.state} at offset {now.next_offset}, not at {start}"
-            raise ReprocessRefused([f"{where}: another process works on it"])
+            raise ReprocessRefused([f"{where}: it was restarted, or another process works on it. Make another plan"])
         if self._run.target_schema is None:
             check_group(group, self._pipeline, while_paused=False)
         if row.topic_id != self._run.topic_id:
-            raise ReprocessRefused(
-                [f"topic {self._at.topic!r} was created again: its id is {row.topic_id}, the run's {now.topic_id}"]
-            )
+            ids = f"its id is {row.topic_id}, the run's {now.topic_id}"
+            raise ReprocessRefused([f"topic {self._at.topic!r} was created again: {ids}. Make another plan"])
         log_start = self._checks.readable.starts([self._at])[self._at].offset
         require_range(start, now.to_offset, row.next_offset, log_start, self._at)
         return False

@@ -136,6 +136,13 @@ def offsets_of(records: Sequence[RawRecord]) -> Sequence[int]:
     return records.offsets if isinstance(records, LazyRecords) else [record.offset for record in records]
 
 
+def size_of(records: Sequence[RawRecord]) -> int:
+    """Bytes of their keys and values."""
+    if isinstance(records, LazyRecords):
+        return records.size
+    return sum(len(r.value or b"") + len(r.key or b"") for r in records)
+
+
 AnyRecord = Record[Any, Any]
 
 

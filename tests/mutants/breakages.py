@@ -28,6 +28,7 @@ INTERLEAVINGS = "tests/kafka/test_interleavings.py"
 KAFKA = "tests/kafka/test_kafka_faults.py"
 TOPIC_IDS = "tests/kafka/test_topic_ids.py"
 AHEAD = "tests/kafka/test_read_ahead.py"
+READER = "tests/unit/test_reader.py"
 HELD = "tests/kafka/test_held_partitions.py"
 REBALANCE = "tests/kafka/test_rebalance.py"
 LOST = "tests/kafka/test_lost_commits.py"
@@ -477,6 +478,14 @@ BREAKAGES = (
         "kept.records + CHUNK <= limits.batch_records",
         "kept.records >= 0",
         f"{AHEAD}::test_chunks_of_the_next_batch_are_read_while_one_waits_and_are_bounded_as_a_batch_is",
+    ),
+    breakage(
+        "the bytes of a part of a chunk that waits are not counted",
+        "worker/assignment/kept.py",
+        "        size = size_of(chunk.messages)\n",
+        '        size = getattr(chunk.messages, "size", 0)\n',
+        "tests/unit/test_assigned_partitions.py::test_what_was_kept_counts_with_its_bytes",
+        f"{READER}::test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead",
     ),
     breakage(
         "records are read ahead while a handler runs",

@@ -12,7 +12,7 @@ from seekpoint.errors import OffsetLost, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
 from seekpoint.ledger import Attempt, Claim
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import LazyRecords, Partition, RawRecord
 from seekpoint.worker.assignment.backlog import Backlog, Moment
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.assignment.held import HeldPartitions
@@ -283,6 +283,23 @@ def test_what_was_kept_of_a_partition_is_taken_in_order_and_the_position_is_that
     assert places.active[P].position == 7
     assert [one.offset for one in places.take_kept()] == [7, 8]
     assert (places.active[P].position, places.active[P].kept_from) == (9, None)
+
+
+def test_what_was_kept_counts_with_its_bytes(places: AssignedPartitions) -> None:
+    """I3, H2: what is read ahead is bounded by it. A part of a chunk is a list, a whole one has counted its bytes."""
+    accepted = places.accept_messages(cast("Any", [Record(P, 5), Record(Q, 7), Record(Q, 8)]))
+    records = [RawRecord(*at, 1, b"k", b"x" * 9, (), 3) for at in (("t", 0, 5), ("t", 1, 7), ("t", 1, 8))]
+    places.keep_others(Chunk(records, accepted.reads), frozenset([P]))
+    assert (places.kept.records, places.kept.bytes) == (2, 20)
+    accepted = places.accept_messages(cast("Any", [Record(P, 6)]))
+    value = b"y" * 30
+    whole = LazyRecords([value], [6], list, topic="t", partitions=[0], size=len(value))
+    places.keep(Chunk(whole, accepted.reads))
+    assert (places.kept.records, places.kept.bytes) == (3, 50)
+    places.take_kept()
+    assert (places.kept.records, places.kept.bytes) == (1, 30)
+    places.take_kept()
+    assert (places.kept.records, places.kept.bytes) == (0, 0)
 
 
 def test_a_transaction_holds_what_its_batch_begins_with_and_what_moved_lately() -> None:

@@ -17,13 +17,13 @@ from seekpoint.records import (
     AnyRecord,
     Cause,
     Failure,
-    LazyRecords,
     NewDeadLetter,
     Partition,
     RawRecord,
     Span,
     State,
     add_note,
+    size_of,
 )
 from seekpoint.worker.assignment.backlog import SuspectRange
 from seekpoint.worker.assignment.chunk import Chunk, Read, chain
@@ -73,7 +73,7 @@ class Buffer:
         records = chunk.messages
         self._kept.append(records)
         self._records += len(records)
-        self._bytes += _size(records)
+        self._bytes += size_of(records)
 
     def chunks(self) -> Iterator[Sequence[RawRecord]]:
         """The records, chunk by chunk: those that were read before, then more, until the buffer closes."""
@@ -368,10 +368,3 @@ class BatchResult:
                 at = Partition(record.topic, record.partition), record.offset
                 if not outcome.is_stopped(*at) and not outcome.is_blocked(*at):
                     yield record
-
-
-def _size(records: Sequence[RawRecord]) -> int:
-    """Bytes of their keys and values."""
-    if isinstance(records, LazyRecords):
-        return records.size
-    return sum(len(r.value or b"") + len(r.key or b"") for r in records)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 
-from seekpoint.records import LazyRecords, Partition, RawRecord
+from seekpoint.records import Partition, RawRecord, size_of
 from seekpoint.worker.assignment.chunk import Chunk, Read
 
 
@@ -13,7 +13,7 @@ class KeptChunks:
     """A queue of chunks. What it has of one partition has no gap: each chunk begins where the one before ended."""
 
     def __init__(self) -> None:
-        self._chunks: deque[Chunk[RawRecord]] = deque()
+        self._chunks: deque[tuple[Chunk[RawRecord], int]] = deque()  # each with its bytes, which are counted once
         self.records = self.bytes = 0
 
     def __len__(self) -> int:
@@ -22,22 +22,21 @@ class KeptChunks:
     @property
     def first(self) -> Chunk[RawRecord]:
         """The one that is taken next."""
-        return self._chunks[0]
+        return self._chunks[0][0]
 
     def append(self, chunk: Chunk[RawRecord]) -> None:
         """Put it after the others."""
-        self._chunks.append(chunk)
-        self._count(chunk, 1)
+        self._chunks.append((chunk, self._added(chunk)))
 
     def put_back(self, chunk: Chunk[RawRecord]) -> None:
         """Put it in front of the others."""
-        self._chunks.appendleft(chunk)
-        self._count(chunk, 1)
+        self._chunks.appendleft((chunk, self._added(chunk)))
 
     def take(self) -> Chunk[RawRecord]:
         """Remove and return the first one."""
-        chunk = self._chunks.popleft()
-        self._count(chunk, -1)
+        chunk, size = self._chunks.popleft()
+        self.records -= len(chunk)
+        self.bytes -= size
         return chunk
 
     def take_all(self, partitions: Collection[Partition]) -> list[Chunk[RawRecord]]:
@@ -53,12 +52,14 @@ class KeptChunks:
 
     def has(self, partition: Partition) -> bool:
         """Whether there is something of the partition."""
-        return any(partition in chunk.reads for chunk in self._chunks)
+        return any(partition in chunk.reads for chunk, _ in self._chunks)
 
-    def _count(self, chunk: Chunk[RawRecord], sign: int) -> None:
-        records = chunk.messages
-        self.records += sign * len(records)
-        self.bytes += sign * (records.size if isinstance(records, LazyRecords) else 0)
+    def _added(self, chunk: Chunk[RawRecord]) -> int:
+        """Count it; returns its bytes."""
+        size = size_of(chunk.messages)
+        self.records += len(chunk)
+        self.bytes += size
+        return size
 
 
 def part(chunk: Chunk[RawRecord], reads: Mapping[Partition, Read]) -> Chunk[RawRecord]:

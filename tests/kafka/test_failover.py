@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
-from seekpoint import events
+from seekpoint import Partition, events
+from seekpoint.ledger import Expected, Ledger
+from seekpoint.worker import apply
 from support.kafka_postgres import Scene
-from support.manual_worker import actions
+from support.manual_worker import Bench, actions
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 
@@ -72,3 +75,39 @@ def test_a_failover_that_loses_the_tail_or_the_claim(scene: Scene, lost: str, qu
     assert run.seen.all(events.Assigned, mark) == []
     assert run.seen.all(events.KafkaTrouble, mark) == []
     assert [(a.action, a.from_offset, a.to_offset) for a in actions(scene)] == [("rolled back", 10, 4)]
+
+
+def test_a_failover_while_a_partition_is_revoked_ends_its_part_of_the_batch(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I2, I3: the batch has no record of it, and holds it as it moved lately: it is left out, and then released."""
+    held: list[set[int]] = []
+    hold = Ledger.hold
+
+    def counted(self: Ledger, tx: Any, expected: Sequence[Expected]) -> str:
+        held.append({e.claim.partition.number for e in expected})
+        assert len(held) < 9, "refused again and again"
+        return hold(self, tx, expected)
+
+    monkeypatch.setattr(Ledger, "hold", counted)
+    monkeypatch.setattr(apply, "MOST_RECORDS_IN_ONE_INSERT", 0)  # a small batch holds only its own partitions
+    name = scene.topic(2)
+    revoked = Partition(name, 0)
+    stored = scene.produce(name, 2)
+    with Bench(scene, name) as bench:
+        bench.commit(bench.batch(2))
+        then = image(scene)
+        stored += scene.produce(name, 1)
+        bench.commit(bench.batch(1))
+        others = scene.produce(name, 2, partition=1)
+        batch = bench.batch(2)
+        bench.held._partitions.on_revoked([revoked], False)
+        fail_over(scene, then)
+        bench.commit(batch)
+        assert held == [{0}, {0}, {0, 1}, {1}]
+        assert [e.found for e in bench.seen.all(events.Resynced)] == [2]
+        bench.held.maintain()
+        assert bench.seen.all(events.Released)[-1].partitions == (revoked,)
+    assert scene.positions() == {revoked: 2, Partition(name, 1): 2}
+    scene.book.assert_holds(name, [*stored[:2], *others])
+    assert [(a.action, a.from_offset, a.to_offset) for a in actions(scene)] == [("rolled back", 3, 2)]

@@ -404,9 +404,19 @@ BREAKAGES = (
     breakage(
         "a revoked partition is read again after a refusal",
         "worker/assignment/reconcile.py",
-        "        if partition in self._partitions.revoked:",
-        "        if False:",
+        " or partition in self._partitions.revoked:",
+        ":",
         "tests/unit/test_reconcile.py::test_a_revoked_partition_is_not_read_again",
+    ),
+    breakage(
+        "a revoked partition that was rolled back is held, and refused, without end",
+        "worker/assignment/reconcile.py",
+        "        if row.attempt_offset is not None or partition in self._partitions.revoked:\n",
+        "        if row.attempt_offset is None and partition in self._partitions.revoked:\n"
+        "            return None\n"
+        "        if row.attempt_offset is not None:\n",
+        "tests/unit/test_reconcile.py::test_a_revoked_partition_that_was_rolled_back_is_not_held_again",
+        "tests/kafka/test_failover.py::test_a_failover_while_a_partition_is_revoked_ends_its_part_of_the_batch",
     ),
     breakage(
         "a move under a replaced claim is taken over",

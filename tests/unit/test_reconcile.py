@@ -19,6 +19,8 @@ from seekpoint.worker.assignment.reconcile import ReconcileCase, classify
 
 P = Partition("t", 0)
 CLAIM = Claim(P, uuid4(), 1, 5, None, uuid4())
+OTHER = Partition("t", 1)
+OTHER_CLAIM = Claim(OTHER, uuid4(), 1, 0, None, CLAIM.topic_id)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,14 @@ class OneWorker:
 
     def __init__(self, **row: Any) -> None:
         stored = SimpleNamespace(owner=uuid4(), attempt_offset=None, leader_epoch=None, epoch=1, **row)
-        ledger = SimpleNamespace(limits=Limits(), owner=uuid4(), positions_of=lambda _: {P: stored})
+        self.actions: list[str] = []
+        rows = {P: stored, OTHER: SimpleNamespace(**{**vars(stored), "token": OTHER_CLAIM.token, "next_offset": 0})}
+        ledger = SimpleNamespace(
+            limits=Limits(),
+            owner=uuid4(),
+            positions_of=lambda asked: {p: rows[p] for p in asked},
+            record_action=lambda action, *_, **__: self.actions.append(action),
+        )
         self.client = Client()
         client: Any = self.client
         self.partitions = AssignedPartitions(client, Announcer())
@@ -93,6 +102,19 @@ def test_a_revoked_partition_is_not_read_again() -> None:
     assert worker.assignment.reconcile({}) == {P}
     assert worker.client.assigned == []
     assert worker.partitions.forget_revoked() == [CLAIM]
+
+
+def test_a_revoked_partition_that_was_rolled_back_is_not_held_again() -> None:
+    """I2: each transaction that holds it would be refused, and the loop that releases it would never have its time."""
+    worker = OneWorker(token=CLAIM.token, next_offset=3)
+    worker.assignment.accept([CLAIM])  # it moved lately
+    worker.partitions.on_revoked([P], False)
+    worker.partitions.activate({OTHER: OTHER_CLAIM})
+    assert worker.assignment.reconcile({OTHER: 0}) == {P}
+    assert [e.claim.partition for e in worker.assignment.expected({OTHER: 0})] == [OTHER]
+    assert worker.assignment.reconcile({OTHER: 0}) == set()
+    assert [claim.token for claim in worker.partitions.forget_revoked()] == [CLAIM.token]
+    assert worker.actions == ["rolled back"], "on record once"
 
 
 def test_a_claim_that_was_replaced_before_accept_is_not_taken_over() -> None:

@@ -85,14 +85,14 @@ class Reconciler:
         return dropped
 
     def _reread(self, claim: Claim, row: Position) -> Claim | None:
-        """The claim at the ledger's position, to be read from there; None where it is claimed again, or revoked."""
+        """The claim at the ledger's position, to be read from there; None where it is claimed again, or released."""
         partition = claim.partition
         known = replace(claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch)
-        if row.attempt_offset is not None:  # the next claim returns when it is due, and how often it was tried
+        # The next claim returns when an attempt is due, and how often it was tried. A revoked partition is not read any
+        # more: if it stayed active, every attempt of the batch would hold it and be refused, and none would release it.
+        if row.attempt_offset is not None or partition in self._partitions.revoked:
             self._partitions.deactivate([partition])
             self._partitions.claim_later(partition, ClaimingPartition(known=known))
-            return None
-        if partition in self._partitions.revoked:  # not to be read any more
             return None
         return replace(
             known,

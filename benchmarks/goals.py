@@ -57,7 +57,8 @@ class Goal:
         if figure is not None and (self.once or len(found) >= MEDIAN_OF):
             met = (operator.le if self.at_most else operator.ge)(figure, self.bar)
         what = f"{self.key} of '{self.of}'" + (f" / '{self.to}', within a round" if self.to else "")
-        how = f"median of {len(found)} rounds: {what}" if found else f"not measured: {what}"
+        of = f"median of {len(found)} rounds" if len(found) > 1 else "one run"
+        how = f"{of}: {what}" if found else f"not measured: {what}"
         if found and met is None:
             how += f"; fewer than {MEDIAN_OF}, so nothing is said"
         sign = "<=" if self.at_most else ">="
@@ -70,6 +71,7 @@ class Goal:
             "figure": figure,
             "least": round(min(found), 3) if found else None,
             "most": round(max(found), 3) if found else None,
+            "rounds": len(found),
             "met": met,
             "how": how,
             "limit": "" if met else self.limit,
@@ -84,8 +86,9 @@ _THREAD = (
     " limit a little later (*the core*)."
 )
 _NO_FETCH = (
-    "Native fetch was built and left out, with figures"
-    " ([decision 31](internals/decisions/0031-leave-fetching-messages-by-compiled-code-out.md)): nothing was measured."
+    "Native fetch was built and left out"
+    " ([decision 31](internals/decisions/0031-leave-fetching-messages-by-compiled-code-out.md) has its figures):"
+    " it is not a part of these runs."
 )
 _SERVER = (
     "For a record, the server's backend takes about as much as the worker with compiled text (*where each microsecond"
@@ -107,8 +110,9 @@ _CLAIM = (
 )
 _STATUS = "The rows of all groups are read at once, and each becomes an object in Python (*operations*: status)."
 _MERGE = (
-    "The merge waits for the server, the worker meanwhile draws nothing: *upserts* has the same SQL on ready rows,"
-    " which no client with one connection can pass."
+    "The worker reads and decodes the next batch while the server merges, but the server's merge of that batch waits"
+    " for the end of the transaction before. *Ready rows by the upsert's SQL* (*upserts*) wait in the same way, and no"
+    " client reads or decodes beside them: no worker with one connection can pass that."
 )
 _PEER = "The worker's own thread is the limit on our side (*where each microsecond goes*); the peer's rate is its own."
 _OBSERVED = (

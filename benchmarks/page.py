@@ -36,6 +36,8 @@ PLOTS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "workers": ("workers", "By number of workers", ("floor", "append", "append, 2 workers")),
 }
 """By name: the group, the title, and which questions of other groups stand beside its own."""
+BESIDE: Mapping[str, Sequence[str]] = {"workers": ("append", "append, 2 workers")}
+"""By group: which questions of other groups its table has too, on any number of processors."""
 
 
 def render(report: Row, text: str) -> str:
@@ -140,7 +142,7 @@ def goals_table(goals: Sequence[Row]) -> str:
     return found + "".join(f"- {'; '.join(dict.fromkeys(names))}: {limit}\n" for limit, names in limits.items())
 
 
-_GOALS_HEAD = ("before", "bar", "far goal", "figure (least-most)", "")
+_GOALS_HEAD = ("before", "bar", "far goal", "figure (least-most)", "median of", "")
 
 
 def _goal(goal: Row) -> list[str]:
@@ -148,14 +150,16 @@ def _goal(goal: Row) -> list[str]:
     met = "too few rounds" if goal["met"] is None and goal["figure"] is not None else _MET[goal["met"]]
     far = _escape(goal["far_goal"] or "")
     spread = figure if least == most else f"{figure} ({least}-{most})"
-    return [goal["goal"], _number(goal["before"]), _escape(goal["bar"]), far, spread, met]
+    rounds = {0: "-", 1: "one run"}.get(goal["rounds"], f"{goal['rounds']} rounds")
+    return [goal["goal"], _number(goal["before"]), _escape(goal["bar"]), far, spread, rounds, met]
 
 
 def _group(group: str) -> Callable[[Row], str]:
     def part(report: Row) -> str:
-        lines = [line for line in report["summary"] if line["group"] == group]
-        if not lines:
+        if not any(line["group"] == group for line in report["summary"]):
             return "Not measured yet.\n"
+        others = BESIDE.get(group, ())
+        lines = [line for line in report["summary"] if line["group"] == group or _plain(line["question"]) in others]
         drawn = plots(report)
         plot = next(
             (f"![{PLOTS[n][1]}](assets/{n}.svg)\n\n" for n in PLOTS if PLOTS[n][0] == group and f"{n}.svg" in drawn), ""

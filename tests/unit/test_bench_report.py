@@ -62,6 +62,48 @@ def test_of_fewer_than_three_rounds_nothing_is_said() -> None:
     assert "fewer than 3" in judged["how"]
 
 
+def test_the_table_says_of_how_many_rounds_a_figure_is_the_median() -> None:
+    rows = [*three("floor", 1000, 1000, 1000), *three("append", 700, 700, 700), row("claims", None, claim_ms=2.5)]
+    claims = Goal("claims", 3, "claims", key="claim_ms", at_most=True, once=True)
+    unasked = Goal("of another", 0.5, "append", "another")
+    judged = [goal.judge(rows, 2) for goal in (FLOOR, claims, unasked)]
+    assert [goal["rounds"] for goal in judged] == [3, 1, 0]
+    assert judged[1]["how"] == "one run: claim_ms of 'claims'"
+    head, _, *lines = page.goals_table(judged).splitlines()
+    assert head.endswith("| figure (least-most) | median of |  |")
+    assert [line.split(" | ")[-3:] for line in lines[:3]] == [
+        ["0.7", "3 rounds", "met |"],
+        ["2.5", "one run", "met |"],
+        ["-", "-", "not measured |"],
+    ]
+
+
+def test_one_of_several_rounds_is_no_median() -> None:
+    judged = FLOOR.judge([row("floor", 1000), row("append", 900)], 2)
+    assert (judged["rounds"], judged["met"]) == (1, None)
+    assert judged["how"].startswith("one run: ")
+    assert "| one run | too few rounds |" in page.goals_table([judged])
+
+
+def test_a_table_may_have_lines_of_other_groups_beside_its_own() -> None:
+    lines = [
+        {"question": question, "group": group, "figures": {}, "figures_range": {}, report.RATE: 5, "min": 4, "max": 6}
+        for question, group in [
+            ("append", "core"),
+            ("upsert", "core"),
+            ("append, 2 workers (4 processors)", "core"),
+            ("append, 3 workers", "workers"),
+        ]
+    ]
+    text = "<!-- bench:workers -->\n<!-- /bench -->"
+    found = page.render({"summary": lines}, text)
+    assert [name for name in ("append |", "upsert |", "append, 2 workers (4 processors) |") if name in found] == [
+        "append |",
+        "append, 2 workers (4 processors) |",
+    ]
+    assert "Not measured yet" in page.render({"summary": lines[:3]}, text)
+
+
 def test_a_figure_of_its_own_may_have_a_most_and_be_measured_once() -> None:
     goal = Goal("claims", 3, "claims", key="claim_ms", case="1,000", at_most=True, once=True)
     rows = [row("claims", None, mode="10 partitions", claim_ms=0.1), row("claims", None, mode="1,000", claim_ms=3.1)]

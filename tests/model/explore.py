@@ -10,8 +10,8 @@ Three properties are checked. *Right*: no reachable state breaks a promise (``vi
 its position from the ledger and still holds the claim is not refused. *Never stuck*, where claims are unbounded: from
 every reachable state, if nothing more goes wrong, everything can still be applied.
 
-States visited, today's protocol: ``lone`` 27,127, ``endless`` 10,611, ``pair`` 40,700. The planned changes, which
-ledger_model.py describes: ``express`` 21,392, ``express-endless`` 23,238, ``express-pair`` 21,655, ``by-batch``
+States visited, without the changes of the commit path: ``lone`` 27,127, ``endless`` 10,611, ``pair`` 40,700. With them,
+as ledger_model.py describes them: ``express`` 21,392, ``express-endless`` 23,238, ``express-pair`` 21,655, ``by-batch``
 19,067, ``by-batch-recreated`` 1,874, ``read-ahead`` 37,047, ``read-ahead-endless`` 12,457, ``read-ahead-pair`` 6,248;
 together: ``all-three`` 32,536, ``all-three-recreated`` 3,900, ``all-three-lone`` (without ``by_batch``) 28,579.
 """

@@ -3,8 +3,8 @@
 ``steps`` is the protocol; explore.py walks through all of it. What is modelled and what is not, what it taught, and how
 to run it: docs/internals/model.md. A string looked up in ``rules.broken`` breaks the line that contains it.
 
-Three planned changes of the commit path are modelled too; a field of ``Rules`` switches each on. Their rules (E1, ..)
-are on that page.
+Three changes of the commit path are modelled too; a field of ``Rules`` switches each on. Their rules (E1, ..) are on
+that page. The library has them, except for the *hold* of ``read_ahead`` that is sent in one flight with COMMIT.
 
 express     A batch is closed before BEGIN, and the topic's id is asked for then; the answer is taken to be as old as
             the question. One statement holds and advances the batch's partitions. A failed transaction keeps it.

@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: help setup cargo browser native native-test fuzz-native prometheus monitoring operators demo demo-poison demo-reload test check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
+.PHONY: help setup cargo browser native native-test native-mutants fuzz-native prometheus monitoring operators demo demo-poison demo-reload test check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -66,6 +66,9 @@ native-test: native  ## build and install the compiled part, then its tests and 
 	  tests/native tests/unit/test_native.py tests/postgres/test_append.py tests/postgres/test_upsert.py \
 	  tests/postgres/test_write_strategies.py tests/postgres/test_copy_text.py tests/postgres/test_value_types.py \
 	  tests/postgres/test_row_security.py tests/kafka/test_odd_records.py tests/kafka/test_failing_streams.py $(ARGS)
+
+native-mutants: native $(DOCS)  ## build and install the compiled part, then break the lines that its text hangs on: a test must fail each time
+	SEEKPOINT_NATIVE=1 $(BIN)/python tests/mutants/run.py --native $(ARGS)
 
 fuzz-native: native  ## compare the compiled part with msgspec and psycopg, byte by byte: make fuzz-native CASES=1000000 SEED=7
 	SEEKPOINT_NATIVE=1 SEEKPOINT_FUZZ_CASES=$(CASES) SEED=$(SEED) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -q -s tests/native/test_fuzz.py

@@ -1,13 +1,14 @@
 """Break the lines that the promise hangs on, one at a time: a named test must fail each time.
 
-    python tests/mutants/run.py [--only NAME] [--jobs N]
+    python tests/mutants/run.py [--only NAME] [--native] [--jobs N]
 
 Each mutant is a copy of the package with one breakage (:mod:`mutants.breakages`, :mod:`mutants.failing`), against
 which the tests that guard the line run on real servers. Prints ``killed NAME by TEST`` or ``survived NAME`` for
 each; exit code 1 if one survives, if a breakage no longer fits the code (``stale NAME``; its text is not there, or the
 broken code uses a name that is not defined), or if the tests do not pass on the unbroken package. What survives is run
 once more by itself at the end, since some breakages show only if two things happen in a certain order: ``killed NAME by
-TEST (second run)``. The last line names those that survived twice.
+TEST (second run)``. The last line names those that survived twice. ``--native``: only the breakages of the compiled
+part, which has to be installed; without the option they are left out where it is not.
 """
 
 from __future__ import annotations
@@ -43,21 +44,28 @@ def main() -> int:
     """Run them all; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="NAME", help="run this one; may be repeated")
+    parser.add_argument(
+        "--native", action="store_true", help="only those of the compiled part, which has to be installed"
+    )
     parser.add_argument("--jobs", type=int, default=max(2, min(4, (os.cpu_count() or 2) - 1)))
     parser.add_argument(
         "--skip-baseline", action="store_true", help="trust that the tests pass on the unbroken package"
     )
     options = parser.parse_args()
-    chosen = [b for b in BREAKAGES if not options.only or b.name in options.only]
+    some = native_text.NATIVE_TEXT if options.native else BREAKAGES
+    chosen = [b for b in some if not options.only or b.name in options.only]
     if not chosen:
-        parser.error(f"there is no mutant {options.only}; there are: {', '.join(b.name for b in BREAKAGES)}")
+        parser.error(f"there is no mutant {options.only}; there are: {', '.join(b.name for b in some)}")
+    if PLAN is None and options.native:
+        parser.error(f"the compiled part is {STATE}: make native")
     if PLAN is None:
         print(f"{len(native_text.NATIVE_TEXT)} of the compiled part are left out: {STATE}")
         chosen = [b for b in chosen if b not in native_text.NATIVE_TEXT]
     try:
         program()
     except NoBrowserError as error:
-        print(f"{len(in_browser.IN_BROWSER)} of the console are left out: {error}")
+        if not options.native:
+            print(f"{len(in_browser.IN_BROWSER)} of the console are left out: {error}")
         chosen = [b for b in chosen if b not in in_browser.IN_BROWSER]
     if not chosen:
         return 0

@@ -71,7 +71,7 @@ def test_the_extra_and_the_sources_have_the_version_that_is_used() -> None:
 
 
 @pytest.mark.skipif(MAKE is None, reason="make is not installed")
-@pytest.mark.parametrize("target", ["native", "native-test", "fuzz-native"])
+@pytest.mark.parametrize("target", ["native", "native-test", "native-mutants", "fuzz-native"])
 def test_without_cargo_make_says_what_to_install(target: str, tmp_path: Path) -> None:
     assert MAKE is not None
     (tmp_path / "sh").symlink_to("/bin/sh")

@@ -78,9 +78,10 @@ class Odd:
             type_: Any = SCALARS.get(kind) or {"any": Any, "object": dict[str, Any], "array": list}[kind]
             if field.is_list:
                 type_ = list[type_ | None] if self.random.random() < 0.5 else list[type_]
+            defaults = [value for of, value in DEFAULTS if of == kind and not field.is_list]
             if self.random.random() < 0.4 and kind != "any":
                 type_ = type_ | None
-            defaults = [value for of, value in DEFAULTS if of == kind and not field.is_list]
+                defaults.append(None)
             if defaults and self.random.random() < 0.3:
                 declared.append((field.name, type_, self.random.choice(defaults)))
             else:
@@ -102,7 +103,19 @@ class Odd:
         made = self._object(pairs)
         return self._mutated(made) if self.random.random() < 0.25 else made
 
+    def decodable(self, struct: type[msgspec.Struct], fields: list[Field]) -> bytes:
+        """As ``value``, of those that decode."""
+        while True:
+            value = self.value(struct, fields)
+            try:
+                msgspec.json.decode(value, type=struct)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            return value
+
     def _field(self, field: Field) -> bytes:
+        if self.random.random() < 0.03:
+            return b"null"
         if self.random.random() < 0.05:
             return self._anything()
         if not field.is_list:

@@ -16,3 +16,4 @@ def test_faults_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:
     assert report.passed, "\n".join(report.failure or report.vacuous)
     assert (report.lost, report.twice) == (0, 0)
     assert report.compiled_chunks > 0
+    assert report.small_transactions > 0

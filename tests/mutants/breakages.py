@@ -1938,11 +1938,18 @@ BREAKAGES = (
         "tests/web/test_payloads.py::test_without_payloads_nothing_of_a_record_is_shown",
     ),
     breakage(
-        "sessions of the console's pages may write",
+        "transactions of the console's pages may write",
         "web/reading.py",
-        "default_transaction_read_only=on",
-        "default_transaction_read_only=off",
-        "tests/web/test_actions.py::test_sessions_of_pages_cannot_write",
+        "set_config('transaction_read_only', 'on', true)",
+        "set_config('transaction_read_only', 'off', true)",
+        "tests/web/test_actions.py::test_transactions_of_pages_cannot_write",
+    ),
+    breakage(
+        "a reader that was given to the console may write",
+        "web/reading.py",
+        "reading(reader or reader_of(admin))",
+        "reader or reading(reader_of(admin))",
+        "tests/web/test_actions.py::test_transactions_of_a_given_reader_cannot_write",
     ),
     breakage(
         "an option has another help than the reference of commands",

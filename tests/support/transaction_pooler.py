@@ -160,7 +160,7 @@ class TransactionPooler:
         with ExitStack() as stack:
             stack.callback(self._open.discard, client)
             stack.enter_context(client)
-            stack.enter_context(suppress(OSError))
+            stack.enter_context(suppress(OSError, ValueError))  # ValueError: select of a socket that was closed
             if self._greet(client):
                 _Client(client, self._take, self._idle.put, self._drop).serve()
 

@@ -6,16 +6,18 @@ from time import time
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import create_engine, text
 
 from seekpoint.admin import Admin, DeadLetterAdmin
 from seekpoint.errors import OffsetLost, PartitionStopped, PoisonStop, TopicRecreated
 from seekpoint.records import Cause, Failure
 from seekpoint.web import Access, Right
+from seekpoint.web.reading import Reads
 from seekpoint.web.tokens import LIFETIME, Tokens
 from support.browser import LOCAL, Browser
 from support.dead_letter_group import Depot, orders
 from support.ledger_desk import Desk
+from support.transaction_pooler import in_each_session, run_own
 from web.conftest import Console
 
 SECRET = b"s" * 32
@@ -280,16 +282,39 @@ def stop_at(desk: Desk, kind: type[PartitionStopped]) -> None:
     assert desk.ledger.record_stops([stop]) == set()
 
 
-def test_sessions_of_pages_cannot_write(console: Console, seekpoint_engine: Engine, admin: Admin, desk: Desk) -> None:
-    from seekpoint.web.reading import reader_of
-
-    reader = reader_of(admin)
-    with reader.engine.connect() as connection:
-        asked = connection.execute(text("SELECT current_setting('statement_timeout')")).scalar_one()
-        assert asked == "2s"
-        with pytest.raises(Exception, match="read-only transaction"):
-            connection.execute(text(f'UPDATE "{admin.schema}".consumer_group SET paused = true'))
+def cannot_write(reader: Admin) -> None:
+    """Its transactions are read only, and end a statement after two seconds; what it cannot do is not done."""
+    for level in ("READ COMMITTED", "REPEATABLE READ"):
+        with reader.engine.connect().execution_options(isolation_level=level) as connection:
+            asked = connection.execute(text("SELECT current_setting('statement_timeout')")).scalar_one()
+            assert asked == "2s"
+            with pytest.raises(Exception, match="read-only transaction"):
+                connection.execute(text(f'UPDATE "{reader.schema}".consumer_group SET paused = true'))
     with pytest.raises(Exception, match="read-only transaction"):
         reader.apply(reader.plan_pause("g"), reason="no")
+    assert not is_paused(reader)
+
+
+@pytest.mark.parametrize("attributes", ["any", "read-write"])
+def test_transactions_of_pages_cannot_write(admin: Admin, desk: Desk, attributes: str) -> None:
+    """Also where the URL asks for a server that takes writes."""
+    engine = create_engine(admin.engine.url.update_query_dict({"target_session_attrs": attributes}))
+    reader = Reads(Admin(engine, schema=admin.schema)).admin
+    cannot_write(reader)
     reader.engine.dispose()
-    assert not is_paused(admin)
+
+
+def test_transactions_of_pages_cannot_write_through_a_pooler(admin: Admin, desk: Desk) -> None:
+    with run_own(admin.engine.url.render_as_string(hide_password=False), size=2) as url:
+        reader = Reads(Admin(create_engine(url), schema=admin.schema)).admin
+        cannot_write(reader)
+        reader.engine.dispose()
+        left = in_each_session(url, "SELECT current_setting('statement_timeout')", size=2)
+    assert left == [("0",)] * 2, "other clients of the pooler have these sessions next"
+
+
+def test_transactions_of_a_given_reader_cannot_write(admin: Admin, desk: Desk) -> None:
+    """And of the engine that was given, others still can."""
+    cannot_write(Reads(admin, admin).admin)
+    admin.apply(admin.plan_pause("g"), reason="maintenance")
+    assert is_paused(admin)

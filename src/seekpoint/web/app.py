@@ -43,7 +43,8 @@ def create_app(
     only. ``payloads`` is "full" where keys, values, headers and error texts may be shown. Pages are read again every
     ``refresh`` seconds. ``hosts`` are the names that browsers may use besides localhost. ``secret`` signs forms: give
     the same bytes to processes that share their users. ``admin`` carries out actions. Pages are read on a pool of its
-    own, made from the URL of the admin's engine, or by ``reader``: give one whose engine is not made from a URL alone.
+    own, made from the URL of the admin's engine, or by ``reader``, in transactions that are read only: give one where
+    the engine is not made from a URL alone.
     Makes no connection before the first request.
     """
     ask = access or local(getpass.getuser(), Right.OPERATE if allow_actions else Right.READ)

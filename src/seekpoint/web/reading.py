@@ -1,4 +1,4 @@
-"""Reads for pages: on a pool of its own, read only, with a timeout; the last answer where the database is away."""
+"""Reads for pages: on a pool of their own, read only, with a timeout; the last answer where the database is away."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
@@ -23,6 +23,10 @@ T = TypeVar("T")
 
 TIMEOUT = 2.0  # seconds for a statement
 POOL = 5  # connections
+READ_ONLY = (
+    "SELECT set_config('transaction_read_only', 'on', true), "
+    f"set_config('statement_timeout', '{TIMEOUT * 1000:.0f}ms', true), set_config('lock_timeout', '500ms', true)"
+)
 KEPT = 20  # answers; one of a group with 10,000 partitions takes 12 MB
 
 
@@ -40,19 +44,31 @@ class Answer(Generic[T]):
 
 
 def reader_of(admin: Admin) -> Admin:
-    """An Admin on a pool of its own, whose transactions write nothing and whose statements end after two seconds."""
-    options = f"-c default_transaction_read_only=on -c statement_timeout={TIMEOUT * 1000:.0f} -c lock_timeout=500"
-    given = admin.engine.url.query.get("options")
-    options = options if given is None else f"{given if isinstance(given, str) else ' '.join(given)} {options}"
+    """An Admin on a pool of its own, made from the URL of this one's engine."""
     engine = create_engine(
         admin.engine.url,
-        connect_args={"options": options, "connect_timeout": int(TIMEOUT)},
+        connect_args={"connect_timeout": int(TIMEOUT)},
         pool_size=POOL,
         max_overflow=0,
         pool_timeout=TIMEOUT,
         pool_pre_ping=True,
     )
     return Admin(engine, admin.kafka, schema=admin.schema, limits=admin.limits)
+
+
+def reading(admin: Admin) -> Admin:
+    """The same Admin, on the same pool, with transactions that write nothing and end a statement after two seconds.
+
+    Each transaction begins with these settings. As startup options a pooler refuses or ignores them, and a server
+    whose sessions are read only by default is not the one that ``target_session_attrs=read-write`` looks for.
+    """
+    engine = admin.engine.execution_options()  # of its own events: the engine itself may write
+    event.listen(engine, "begin", _read_only)
+    return Admin(engine, admin.kafka, schema=admin.schema, limits=admin.limits)
+
+
+def _read_only(connection: Connection) -> None:
+    connection.exec_driver_sql(READ_ONLY)
 
 
 def said_by(error: SQLAlchemyError) -> str:
@@ -66,7 +82,7 @@ class Reads:
     """Runs reads in threads, and keeps the last answer of each."""
 
     def __init__(self, admin: Admin, reader: Admin | None = None) -> None:
-        self.admin = reader or reader_of(admin)
+        self.admin = reading(reader or reader_of(admin))
         self._last: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -242,6 +242,82 @@ def test_a_replay_is_requested_by_filter(console: Console, depot: Depot, admin: 
     assert ada.get("/replay?group=g&id=999").status_code == 422
 
 
+class Processes:
+    """Processes of the console that share their secret. Each remembers alone which tokens it has redeemed."""
+
+    def __init__(self, console: Console, admin: Admin) -> None:
+        self._console, self._admin = console, admin
+        self.first = self._start()
+
+    def _start(self) -> Browser:
+        return as_user(self._console, "ada", secret=SECRET)
+
+    def another_refuses(self, form: dict[str, str]) -> None:
+        """The form, which the first has carried out, is refused by another one, and nothing is written."""
+        before = self._written()
+        answer = self._start().apply(form)
+        assert answer.status_code == 409, answer.text
+        assert "make another plan" in answer.text
+        assert self._written() == before
+
+    def _written(self) -> list[list[tuple[Any, ...]]]:
+        tables = ("consumer_group", "partition_offset", "dead_letter", "admin_action", "lost_range", "replay_request")
+        with self._admin.engine.connect() as tx:
+            return [
+                [tuple(row) for row in tx.execute(text(f'SELECT * FROM "{self._admin.schema}".{table} ORDER BY 1, 2'))]
+                for table in tables
+            ]
+
+
+@pytest.fixture
+def processes(console: Console, admin: Admin) -> Processes:
+    return Processes(console, admin)
+
+
+def test_another_process_refuses_a_pause_and_a_resume_that_were_carried_out(processes: Processes, desk: Desk) -> None:
+    pause = processes.first.plan("pause", group="g")
+    assert processes.first.apply(pause).status_code == 303
+    processes.another_refuses(pause)
+    resume = processes.first.plan("resume", group="g")
+    assert processes.first.apply(resume).status_code == 303
+    processes.another_refuses(pause)  # the group is as it was when it was planned
+    assert processes.first.apply(processes.first.plan("pause", group="g")).status_code == 303
+    processes.another_refuses(resume)
+
+
+def test_another_process_refuses_a_reset_that_was_carried_out(processes: Processes, desk: Desk) -> None:
+    reset = processes.first.plan("reset", group="g", topic="t", partition=1, target="offset", value=3)
+    assert processes.first.apply(reset).status_code == 303
+    processes.another_refuses(reset)
+    desk.claim(1)
+    desk.commit({1: 7})
+    processes.another_refuses(reset)
+
+
+def test_another_process_refuses_a_replay_that_was_requested(processes: Processes, depot: Depot) -> None:
+    depot.bad = {b"b"}
+    depot.park(*orders(*[b"b"] * 3))
+    replay = processes.first.plan("replay", group="g")
+    assert processes.first.apply(replay).status_code == 303
+    processes.another_refuses(replay)
+    assert processes.first.apply(processes.first.plan("replay", group="g")).status_code == 303
+    processes.another_refuses(replay)
+
+
+def test_another_process_refuses_a_discard_that_was_carried_out(processes: Processes, depot: Depot) -> None:
+    """Also where the records were read again, and failed again."""
+    depot.bad = {b"b"}
+    depot.park(*orders(*[b"b"] * 3))
+    discard = processes.first.plan("discard", group="g")
+    assert processes.first.apply(discard).status_code == 303
+    processes.another_refuses(discard)
+    depot.ledger.reset_offset("orders", 0, 0, reason="again", log=None)
+    again = depot.park(*orders(*[b"b"] * 3))
+    assert len(again) == 3
+    processes.another_refuses(discard)
+    assert processes.first.apply(processes.first.plan("discard", group="g")).status_code == 303
+
+
 STOPS = {
     PoisonStop: ["action=reset&amp;target=after-failed&amp;group=g&amp;topic=t&amp;partition=0"],
     OffsetLost: [

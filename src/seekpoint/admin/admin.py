@@ -325,16 +325,19 @@ class Admin:
         """
         return plan_replay(self._ledger(group), chosen)
 
-    def request_replay(self, group: str, chosen: Chosen, *, reason: str, actor: str | None = None) -> ReplayRequest:
+    def request_replay(
+        self, group: str, chosen: Chosen, *, reason: str, actor: str | None = None, last_request: int | None = None
+    ) -> ReplayRequest:
         """Have a running worker of the group replay these dead letters: ids, or a condition, which is resolved now.
 
         A worker of the group's handler version takes the request within ``Limits.lag_check`` seconds, and not while the
-        group is paused. Raises ConfigError without a reason, for an unknown id, and where no dead letter is meant.
+        group is paused. Raises ConfigError without a reason, for an unknown id, and where no dead letter is meant;
+        Fenced where a replay was requested since a plan with this ``last_request`` was made.
         """
         ledger, by = self._ledger(group), By.of(actor, reason)
         with ledger.begin() as tx:
             known_group(tx)
-        return request_replay(ledger, chosen, by)
+        return request_replay(ledger, chosen, by, last_request)
 
     def replay_request(self, group: str, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
         """A request for a replay as it is now. Raises ConfigError where the group has none of that id."""

@@ -10,6 +10,7 @@ from sqlalchemy import Row
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.admin.by import By
+from seekpoint.admin.history import last_resets
 from seekpoint.admin.reset_plan import Reset, ResetDone, ResetPlan, ResetResult
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
@@ -80,7 +81,7 @@ def _lock(tx: GroupConnection, plan: ResetPlan, moves: Sequence[Reset]) -> dict[
     asked = arrays(ASKED, [move.at for move in moves])
     rows = {Partition(row.topic, row.partition): row for row in tx.execute(sql.LOCK_ROWS, **asked)}
     tx.execute(sql.TIME_LIMIT, timeout="0")
-    last = {Partition(row.topic, row.partition): row.id for row in tx.execute(sql.LAST_RESETS)}
+    last = last_resets(tx)
     for move in moves:
         _require(rows.get(move.at), move, last.get(move.at))
     return rows

@@ -11,6 +11,7 @@ from sqlalchemy import Row
 
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
 from seekpoint.ledger.sql import resets as sql
+from seekpoint.records import Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ def history(tx: GroupConnection, topics: Collection[str] | None, partition: int 
 def recent_actions(tx: SchemaConnection, limit: int) -> list[tuple[str, Action]]:
     """Of all groups, each with the group; newest first."""
     return [(row.consumer_group, _action(row)) for row in tx.execute(sql.RECENT_ACTIONS, most=limit)]
+
+
+def last_resets(tx: GroupConnection) -> dict[Partition, int]:
+    """The id of each partition's last reset."""
+    return {Partition(row.topic, row.partition): row.id for row in tx.execute(sql.LAST_RESETS)}
 
 
 def _action(row: Row[Any]) -> Action:

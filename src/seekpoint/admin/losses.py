@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from seekpoint.admin.by import By
+from seekpoint.admin.history import last_resets
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
@@ -41,7 +42,8 @@ class LostRange:
 class Acceptance:
     """One partition continues at ``to_offset``: of another topic, where ``new_topic_id`` is one.
 
-    ``log`` is the first offset and the end of its log, as the brokers answered when the plan was made.
+    ``log`` is the first offset and the end of its log, as the brokers answered when the plan was made; ``last_reset``
+    the id of the partition's last reset, as it is on record: the plan holds until the next one.
     """
 
     partition: Partition
@@ -50,6 +52,7 @@ class Acceptance:
     from_offset: int
     to_offset: int
     log: tuple[int, int]
+    last_reset: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ def lost_ranges(tx: SchemaConnection, names: Sequence[str]) -> list[LostRange]:
 
 def plan_lost(ledger: Ledger, partition: Partition, settings: Mapping[str, Any], timeout: float) -> AcceptPlan:
     """Raises ConfigError for an unknown partition, another cluster, and a topic that was created again."""
-    at = next((each for each in ledger.read() if each.partition == partition), None)
+    rows, last = _stored(ledger)
+    at = next((each for each in rows if each.partition == partition), None)
     if at is None:
         raise ConfigError(f"group {ledger.group!r} has no stored offset for {partition}: check the names")
     new, logs = _brokers(ledger, [at], settings, timeout)
@@ -98,7 +102,7 @@ def plan_lost(ledger: Ledger, partition: Partition, settings: Mapping[str, Any],
             raise Fenced(f"{partition} is stopped at {at.stop.offset} for another cause, {at.stop.kind}: {see}")
         return AcceptPlan(ledger.group, (), (f"{partition} has lost nothing",))
     to = min(max(at.next_offset, start), end)
-    accepted = Acceptance(partition, at.topic_id, None, at.next_offset, to, (start, end))
+    accepted = Acceptance(partition, at.topic_id, None, at.next_offset, to, (start, end), last.get(partition))
     return AcceptPlan(ledger.group, (accepted,), tuple(_lost_in_words(accepted)))
 
 
@@ -106,7 +110,8 @@ def plan_topic(
     ledger: Ledger, topic: str, at_offset: int | None, settings: Mapping[str, Any], timeout: float
 ) -> AcceptPlan:
     """``at_offset`` None: from the beginning. Raises ConfigError as plan_lost, and for an offset out of range."""
-    rows = [each for each in ledger.read() if each.partition.topic == topic]
+    stored, last = _stored(ledger)
+    rows = [each for each in stored if each.partition.topic == topic]
     if not rows:
         raise ConfigError(f"group {ledger.group!r} has no stored offset for topic {topic!r}: check the names")
     new, logs = _brokers(ledger, rows, settings, timeout)
@@ -118,7 +123,8 @@ def plan_topic(
         to = start if at_offset is None else at_offset
         if not is_offset(to) or not start <= to <= end:
             raise ConfigError(f"{each.partition}: offset {to} is not in its log, which is from {start} to {end}")
-        accepted.append(Acceptance(each.partition, each.topic_id, new, each.next_offset, to, log))
+        last_reset = last.get(each.partition)
+        accepted.append(Acceptance(each.partition, each.topic_id, new, each.next_offset, to, log, last_reset))
     if not accepted:
         return AcceptPlan(ledger.group, (), (f"topic {topic!r} was not created again: its id is the stored one",))
     return AcceptPlan(ledger.group, tuple(accepted), tuple(map(_topic_in_words, accepted)))
@@ -128,16 +134,30 @@ def accept(ledger: Ledger, plan: AcceptPlan, by: By) -> None:
     """Carry the plan out, in one transaction. Raises Fenced where a partition is not as it was."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         tx.execute(SHARE_GROUP)
-        for each in sorted(plan.acceptances, key=lambda one: one.partition):
+        acceptances = sorted(plan.acceptances, key=lambda one: one.partition)
+        rows = [
+            tx.execute(sql.LOCK_ROW, topic=each.partition.topic, partition=each.partition.number).one_or_none()
+            for each in acceptances
+        ]
+        last = last_resets(tx)  # under the locks
+        for each, row in zip(acceptances, rows, strict=True):
             where = each.partition
-            row = tx.execute(sql.LOCK_ROW, topic=where.topic, partition=where.number).one_or_none()
             if row is None or (row.topic_id, row.next_offset) != (each.topic_id, each.from_offset):
                 now = "gone" if row is None else f"at offset {row.next_offset} of topic id {row.topic_id}"
                 planned = f"{each.from_offset} of topic id {each.topic_id}"
                 raise Fenced(f"{where} is {now}, and was at {planned}: nothing was done; make another plan")
+            if last.get(where) != each.last_reset:
+                raise Fenced(f"{where} was acted on since the plan was made: nothing was done; make another plan")
             reset_offset(
                 tx, where, each.to_offset, actor=by.actor, reason=by.reason, log=each.log, topic_id=each.new_topic_id
             )  # fmt: skip
+
+
+def _stored(ledger: Ledger) -> tuple[list[Position], dict[Partition, int]]:
+    """The group's positions, and the ids of their last resets; these first: a reset in between outdates the plan."""
+    with ledger.begin() as tx:
+        last = last_resets(tx)
+    return ledger.read(), last
 
 
 def _brokers(

@@ -11,17 +11,24 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.sql import admin as sql
+from seekpoint.ledger.sql.resets import LAST_ACTION
+
+_PAUSES = ["pause", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
 class PausePlan:
-    """To pause a group (``paused``), or to resume it, as it was when the plan was made; ``consequences`` in words."""
+    """To pause a group (``paused``), or to resume it, as it was when the plan was made; ``consequences`` in words.
+
+    ``last_pause`` is the id of its last pause or resume, as it is on record: the plan holds until the next one.
+    """
 
     group: str
     paused: bool
     was_paused: bool
     paused_by: str | None
     paused_reason: str | None
+    last_pause: int | None
     consequences: tuple[str, ...]
 
     @property
@@ -35,6 +42,7 @@ def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
     with ledger.begin() as tx:
         row = known_group(tx)
         refuse_forgotten(row)
+        last = tx.execute(LAST_ACTION, actions=_PAUSES).scalar_one()
         owned = sum(one.owner is not None for one in tx.execute(sql.READ))
     return PausePlan(
         ledger.group,
@@ -42,6 +50,7 @@ def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
         row.paused,
         row.paused_by,
         row.paused_reason,
+        last,
         tuple(_consequences(ledger, paused, row.paused_by, owned)),
     )
 
@@ -54,6 +63,11 @@ def apply_pause(ledger: Ledger, plan: PausePlan, by: By) -> None:
         if now != (plan.was_paused, plan.paused_by, plan.paused_reason):
             word = "gone" if row is None else f"paused by {row.paused_by}" if row.paused else "not paused"
             raise Fenced(f"group {plan.group!r} is {word} since the plan was made: nothing was done; make another plan")
+        if tx.execute(LAST_ACTION, actions=_PAUSES).scalar_one() != plan.last_pause:
+            raise Fenced(
+                f"group {plan.group!r} was acted on since the plan was made: it was paused and resumed; nothing was "
+                "done; make another plan"
+            )
         set_paused(tx, plan.paused, actor=by.actor, reason=by.reason)
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from seekpoint.admin.groups import Topics, known_group, within
+from seekpoint.admin.history import last_resets
 from seekpoint.admin.logs import Logs
 from seekpoint.admin.mirror import require_empty
 from seekpoint.admin.reset_consequences import consequences
@@ -34,7 +35,7 @@ def plan_reset(
         group = known_group(tx)
         refuse_forgotten(group)
         forgotten = tx.execute(sql.LAST_FORGET).scalar_one()
-        last = {Partition(row.topic, row.partition): row.id for row in tx.execute(sql.LAST_RESETS)}
+        last = last_resets(tx)
         found = within(ledger.group, map(position, tx.execute(admin_sql.READ)), topics)
         stored = _stored_targets(tx, target, found)
         runs = tx.execute(sql.OPEN_RUNS_OF_GROUP).all()

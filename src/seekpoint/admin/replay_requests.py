@@ -12,15 +12,20 @@ from sqlalchemy import Row
 
 from seekpoint.admin.by import By
 from seekpoint.admin.groups import known_group
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.dead_letters import DeadLetters, Where
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import replay_request as sql
+from seekpoint.ledger.sql.admin import ALONE
+from seekpoint.ledger.sql.resets import LAST_ACTION
 from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, lean
 from seekpoint.worker.replay.preconditions import refused
 from seekpoint.worker.replay.replay import Planned
 from seekpoint.worker.replay.requests import MOST, SECONDS
+
+REQUESTED = "request replay"  # in the history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +63,14 @@ class ReplayPlan:
     """To have a running worker of the group replay these dead letters; ``consequences`` in words.
 
     Each ``refusal`` says why one would not be replayed. Followers of a key are replayed, too, where keys are in order.
+    ``last_request`` is the id of the group's last request in its history, 0 where there is none.
     """
 
     group: str
     version: int
     planned: tuple[Planned, ...]
     consequences: tuple[str, ...]
+    last_request: int
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -85,13 +92,14 @@ def plan_replay(ledger: Ledger, chosen: Chosen) -> ReplayPlan:
     """Raises ConfigError for a group that the ledger does not know, and for an id that it does not have."""
     with ledger.begin() as tx:
         group = known_group(tx)
+        last = _last_request(tx)
         workers = tx.execute(sql.COUNT_WORKERS, its_version=group.version).scalar_one()
     positions = {at.partition: at for at in ledger.read()}
     planned = []
     for one in map(lean, chosen_dead_letters(DeadLetters(ledger), chosen)):
         refusal = refused(one, positions.get(one.at))
         planned.append(Planned(one, None if refusal is None else refusal.reason))
-    return ReplayPlan(ledger.group, group.version, tuple(planned), tuple(_in_words(group, workers)))
+    return ReplayPlan(ledger.group, group.version, tuple(planned), tuple(_in_words(group, workers)), last)
 
 
 def _in_words(group: Row[Any], workers: int) -> Iterator[str]:
@@ -105,8 +113,15 @@ def _in_words(group: Row[Any], workers: int) -> Iterator[str]:
         yield f"no worker of version {group.version} was seen in the last minute: the request waits until one starts"
 
 
-def request_replay(ledger: Ledger, chosen: Chosen, by: By) -> ReplayRequest:
-    """Store the request, and who made it. Raises ConfigError where no dead letter is meant, or an id is unknown."""
+def _last_request(tx: GroupConnection) -> int:
+    return tx.execute(LAST_ACTION, actions=[REQUESTED]).scalar_one() or 0
+
+
+def request_replay(ledger: Ledger, chosen: Chosen, by: By, last_request: int | None) -> ReplayRequest:
+    """Store the request, and who made it. Raises ConfigError where no dead letter is meant, or an id is unknown.
+
+    Raises Fenced where the group's last request is another than ``last_request``; None: it is not compared.
+    """
     dead_letters = DeadLetters(ledger)
     if isinstance(chosen, Where):
         ids: Sequence[int] = [one.id for one in chosen_dead_letters(dead_letters, chosen)]
@@ -115,10 +130,17 @@ def request_replay(ledger: Ledger, chosen: Chosen, by: By) -> ReplayRequest:
     if not ids:
         raise ConfigError("no open dead letters meet these conditions: there is nothing to request")
     with ledger.begin() as tx:
+        # Not the group's row, whose lock would wait for claims.
+        tx.execute(ALONE, name=f"seekpoint {REQUESTED} {ledger.schema} {ledger.group}")
+        if last_request not in {None, _last_request(tx)}:
+            raise Fenced(
+                f"group {ledger.group!r} was acted on since the plan was made: another replay was requested; nothing "
+                "was done; make another plan"
+            )
         parameters = {"its_dead_letters": ids, "its_actor": by.actor, "its_reason": by.reason}
         found = tx.execute(sql.INSERT_REQUEST, **parameters).scalar_one()
         said = f"request {found}, {len(ids):,} dead letter{'' if len(ids) == 1 else 's'}: {by.reason}"
-        record_action(tx, "request replay", actor=by.actor, reason=said)
+        record_action(tx, REQUESTED, actor=by.actor, reason=said)
     return read_request(ledger, found)
 
 

@@ -42,7 +42,8 @@ def request_by_worker(
         return None
     if not is_sure:
         confirm(f"have a worker of {group} replay {numbered(len(plan.ids), 'dead letter')}?")
-    return admin.request_replay(group, plan.ids, reason=reason or "", actor=actor), plan.refused
+    request = admin.request_replay(group, plan.ids, reason=reason or "", actor=actor, last_request=plan.last_request)
+    return request, plan.refused
 
 
 def follow(admin: Admin, request: ReplayRequest, seconds: float, progress: Progress) -> ReplayRequest:

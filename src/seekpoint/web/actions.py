@@ -37,12 +37,18 @@ class _DeadLettersPlan:
         return not self.ids
 
 
+@dataclass(frozen=True, slots=True)
 class DiscardPlan(_DeadLettersPlan):
-    """To close these dead letters without applying their records."""
+    """To close these dead letters, none of which was dead-lettered after ``as_of``, without applying their records."""
+
+    as_of: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
 class ReplayPlan(_DeadLettersPlan):
-    """To have a running worker of the group replay these dead letters."""
+    """To have a running worker of the group replay these dead letters; ``last_request`` as in the plan of Admin."""
+
+    last_request: int
 
 
 Plan = PausePlan | ResetPlan | AcceptPlan | DiscardPlan | ReplayPlan
@@ -102,15 +108,19 @@ class Actions:
                 self._admin.apply(plan, reason=reason, actor=actor, wait=10.0, accept_loss=accept_loss)
             case DiscardPlan():
                 of = self._admin.dead_letters(plan.group, actor=actor)
-                refused = [one for one in of.discard(plan.ids, reason=reason) if one.refusal is not None]
+                done = of.discard(plan.ids, reason=reason, as_of=plan.as_of)
+                refused = [one for one in done if one.refusal is not None]
                 if refused:
                     first = refused[0]
                     raise Fenced(
-                        f"{len(plan.ids) - len(refused):,} dead letters were discarded; {len(refused):,} are no longer "
-                        f"open, dead letter {first.dead_letter.id} first: {first.refusal}"
+                        f"the group was acted on since the plan was made: {len(plan.ids) - len(refused):,} dead "
+                        f"letters were discarded; {len(refused):,} are no longer open, or are others now, dead letter "
+                        f"{first.dead_letter.id} first: {first.refusal}; make another plan"
                     )
             case ReplayPlan():
-                request = self._admin.request_replay(plan.group, plan.ids, reason=reason, actor=actor)
+                request = self._admin.request_replay(
+                    plan.group, plan.ids, reason=reason, actor=actor, last_request=plan.last_request
+                )
                 return f"replay?{urlencode({'group': plan.group, 'id': request.id})}"
             case PausePlan() | AcceptPlan():
                 self._admin.apply(plan, reason=reason, actor=actor)
@@ -157,8 +167,8 @@ def _accept_topic(admin: Admin, asked: Asked) -> AcceptPlan:
     return admin.plan_accept_topic(asked["group"], asked["topic"], at=asked.whole("at") if at else None)
 
 
-def _chosen(admin: Admin, asked: Asked) -> tuple[list[int], list[str]]:
-    """The dead letters that ids or a filter name, and a sentence for those that are not part of the plan."""
+def _chosen(admin: Admin, asked: Asked) -> tuple[dict[int, datetime], list[str]]:
+    """The dead letters that ids or a filter name, with their times, and a sentence for those that are no part of it."""
     of = admin.dead_letters(asked["group"])
     if asked.given("ids"):
         named = asked["ids"].split(",")
@@ -166,24 +176,25 @@ def _chosen(admin: Admin, asked: Asked) -> tuple[list[int], list[str]]:
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"ids are at most {MOST:,} numbers, with commas between them")
         planned = of.plan_discard(int(one) for one in named)
         refused = [f"dead letter {one.dead_letter.id}: {one.refusal}" for one in planned if one.refusal is not None]
-        return [one.dead_letter.id for one in planned if one.refusal is None], refused
-    found = [one.id for one in of.list(where_of(asked), limit=MOST + 1)]
+        return {one.dead_letter.id: one.dead_letter.dead_lettered_at for one in planned if one.refusal is None}, refused
+    found = [(one.id, one.dead_lettered_at) for one in of.list(where_of(asked), limit=MOST + 1)]
     more = [f"only the first {MOST:,} are part of this plan: make another one after it"] if found[MOST:] else []
-    return found[:MOST], more
+    return dict(found[:MOST]), more
 
 
 def _discard(admin: Admin, asked: Asked) -> DiscardPlan:
-    ids, more = _chosen(admin, asked)
+    found, more = _chosen(admin, asked)
     what = [
-        f"{len(ids):,} dead letters are closed; their records are not applied, and are kept with the reason",
+        f"{len(found):,} dead letters are closed; their records are not applied, and are kept with the reason",
         "what they block for keep_key_order can be replayed then",
     ]
-    return DiscardPlan(asked["group"], tuple(ids), (*(what if ids else ()), *more))
+    as_of = max(found.values(), default=None)
+    return DiscardPlan(asked["group"], tuple(found), (*(what if found else ()), *more), as_of)
 
 
 def _replay(admin: Admin, asked: Asked) -> ReplayPlan:
-    ids, more = _chosen(admin, asked)
-    plan = admin.plan_replay(asked["group"], ids)
+    found, more = _chosen(admin, asked)
+    plan = admin.plan_replay(asked["group"], found)
     what = [f"{len(plan.ids):,} dead letters are replayed; one that fails again stays open", *plan.consequences]
     more += [f"dead letter {one.dead_letter.id}: {one.refusal}" for one in plan.refused]
-    return ReplayPlan(asked["group"], plan.ids, (*(what if plan.ids else ()), *more))
+    return ReplayPlan(asked["group"], plan.ids, (*(what if plan.ids else ()), *more), plan.last_request)

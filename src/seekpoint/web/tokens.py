@@ -14,8 +14,8 @@ LIFETIME = 3600.0  # seconds
 class Tokens:
     """Issues tokens and redeems each once. ``secret`` is shared by processes that serve the same users.
 
-    What was redeemed is remembered by this process alone: in another one, the plan's own comparison under its locks
-    refuses the repetition.
+    What was redeemed is remembered by this process alone. In another one the plan itself is refused: it is bound to the
+    group's last action of its kind, or to the dead letters as they were, which is compared under a lock.
     """
 
     def __init__(self, secret: bytes | None = None, clock: Callable[[], float] = time) -> None:

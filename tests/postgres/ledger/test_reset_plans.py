@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from seekpoint import Limits
-from seekpoint.admin import Admin, ResetTo
+from seekpoint.admin import Acceptance, AcceptPlan, Admin, ResetTo
 from seekpoint.errors import Fenced, GroupForgotten
 from support.fixtures import NewEngine
 from support.ledger_desk import Desk
@@ -145,3 +145,25 @@ def test_a_plan_that_waits_for_a_lock_too_long_is_refused(desk: Desks, seekpoint
         with pytest.raises(Fenced, match=r"another session has locked group 'g' .*nothing was done; try again"):
             admin.apply(plan, reason="an index")
     admin.apply(plan, reason="an index")
+
+
+def test_a_loss_is_accepted_once(desk: Desks, admin: Admin) -> None:
+    """Also where the partition continues where it was: what the log has there may be other records."""
+    worker = desk(at={0: 100})
+    (row,) = worker.ledger.read()
+    accepted = Acceptance(row.partition, row.topic_id, None, 100, 100, (0, 100), last_reset=None)
+    plan = AcceptPlan("g", (accepted,), ())
+    admin.apply(plan, reason="a test")
+    with pytest.raises(Fenced, match="acted on since the plan was made: nothing was done; make another plan"):
+        admin.apply(plan, reason="a test")
+    assert len(admin.history("g")) == 1
+
+
+def test_a_pause_is_carried_out_once(desk: Desks, admin: Admin) -> None:
+    desk(at={0: 100})
+    plan = admin.plan_pause("g")
+    admin.apply(plan, reason="a test")
+    admin.apply(admin.plan_resume("g"), reason="a test")
+    with pytest.raises(Fenced, match="acted on since the plan was made: it was paused and resumed"):
+        admin.apply(plan, reason="a test")
+    assert [one.action for one in admin.history("g")] == ["resume", "pause"]

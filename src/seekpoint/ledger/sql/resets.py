@@ -32,6 +32,11 @@ LAST_RESETS = (
     .group_by(_action.topic, _action.partition)
 )
 
+# The id of the group's last action of these kinds, as it is of a plan that these outdate.
+LAST_ACTION = select(func.max(_action.id)).where(
+    _action.consumer_group == GROUP, _action.action == func.any(array("actions", Text))
+)
+
 # The id of the last forgetting: after it the group may have begun again, and its positions mean something else.
 LAST_FORGET = select(func.max(_action.id)).where(
     _action.consumer_group == GROUP, _action.action == literal_column("'forget'")

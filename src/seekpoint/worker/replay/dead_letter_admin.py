@@ -24,7 +24,7 @@ from seekpoint.postgres.backoff import Backoff, retried
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_transient, sqlstate
 from seekpoint.records import State, storable, utc
-from seekpoint.worker.replay.preconditions import closed
+from seekpoint.worker.replay.preconditions import again, closed
 
 T = TypeVar("T")
 
@@ -144,30 +144,38 @@ class DeadLetterAdmin:
         )
 
     def discard(
-        self, chosen: Chosen, *, reason: str, progress: Callable[[Discarded], None] | None = None
+        self,
+        chosen: Chosen,
+        *,
+        reason: str,
+        progress: Callable[[Discarded], None] | None = None,
+        as_of: datetime | None = None,
     ) -> tuple[Discarded, ...]:
         """Close open dead letters without applying their records; each stays, with actor and reason.
 
         What was blocked by a dead letter is then the first of its key, and can be replayed. One that is not open any
-        more is refused. Needs neither a pipeline nor a running group, and a pause does not hinder it.
+        more is refused, and with ``as_of`` one that was dead-lettered after that time of the database. Needs neither a
+        pipeline nor a running group, and a pause does not hinder it.
         Raises ConfigError where no reason is given, and for an id that the group does not have.
         """
         if not reason.strip():
             raise ConfigError("a record is given up for a reason: give reason='...'")
         done = []
         for dead_letter in map(lean, chosen_dead_letters(self._dead_letters, chosen)):
-            done.append(self._discard(dead_letter, storable(reason)))
+            done.append(self._discard(dead_letter, storable(reason), as_of))
             if progress is not None:
                 progress(done[-1])
         return tuple(done)
 
-    def _discard(self, dead_letter: DeadLetter, reason: str) -> Discarded:
+    def _discard(self, dead_letter: DeadLetter, reason: str, as_of: datetime | None) -> Discarded:
         tries = count(1)
 
         def once() -> Discarded:
             is_first = next(tries) == 1
             with self.ledger.begin() as tx:
                 now = self._dead_letters.lock(tx.connection, dead_letter.id)
+                if now.is_open and as_of is not None and now.dead_lettered_at > as_of:
+                    return Discarded(dead_letter, again(now).reason)
                 if now.is_open:
                     self._dead_letters.close(tx.connection, now, State.DISCARDED, self.actor, reason)
                     return Discarded(dead_letter)

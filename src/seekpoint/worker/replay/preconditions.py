@@ -79,6 +79,12 @@ def _name(dead_letter: DeadLetter) -> str:
     return f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"
 
 
+def again(dead_letter: DeadLetter) -> Fenced:
+    """The refusal of a dead letter that is a later one than was seen."""
+    at = f"{dead_letter.dead_lettered_at:%Y-%m-%d %H:%M:%S %Z}"
+    return Fenced(f"{_name(dead_letter)} was read again and dead-lettered at {at}: look at it first")
+
+
 def closed(dead_letter: DeadLetter) -> Fenced:
     """The refusal to do anything with a dead letter that is not open, with who closed it, when and why."""
     name = _name(dead_letter)

@@ -242,6 +242,24 @@ def test_a_replay_is_requested_by_filter(console: Console, depot: Depot, admin: 
     assert ada.get("/replay?group=g&id=999").status_code == 422
 
 
+def test_a_user_without_a_name_is_its_uid(
+    console: Console, admin: Admin, depot: Depot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may run under any uid. Only what is changed needs to know who did it."""
+    found = depot.dead_lettered(b"b")
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 54321")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    monkeypatch.setattr("os.getuid", lambda: 54321)
+    letters = DeadLetterAdmin(admin.engine, "g", schema=admin.schema)
+    letters.discard(found.id, reason="a test")
+    browser = console(allow_actions=True)
+    assert browser.apply(browser.plan("pause", group="g")).status_code == 303
+    assert [one.actor for one in admin.history("g")] == ["uid 54321"] * 2
+
+
 class Processes:
     """Processes of the console that share their secret. Each remembers alone which tokens it has redeemed."""
 

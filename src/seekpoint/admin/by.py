@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import NamedTuple
 
-from seekpoint.ledger.admin_actions import required
-from seekpoint.records import storable
+from seekpoint.ledger.admin_actions import operator, required
 
 
 class By(NamedTuple):
@@ -18,4 +16,4 @@ class By(NamedTuple):
     @classmethod
     def of(cls, actor: str | None, reason: str) -> By:
         """Without an actor it is the operating system's user. Raises ConfigError where the reason is blank."""
-        return cls(storable(actor or getpass.getuser()), required("reason", reason))
+        return cls(operator(actor), required("reason", reason))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
@@ -29,6 +31,17 @@ class LastReset:
 
     def __str__(self) -> str:
         return f"{self.actor} reset it to {self.to} on {self.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
+
+
+def operator(actor: str | None = None) -> str:
+    """Who acts, as Postgres can store it: ``actor``, or the user of the operating system.
+
+    A container may run under a uid that has no name.
+    """
+    try:
+        return storable(actor or getpass.getuser())
+    except (KeyError, OSError):  # OSError: since Python 3.13
+        return f"uid {os.getuid()}"
 
 
 def record_action(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -322,7 +321,7 @@ class Ledger:
         not changed: records that are read again are applied again. Waits for the open batch, at most
         ``Limits.transaction_age`` seconds. Raises ConfigError for an offset that is not in ``log``.
         """
-        actor = actor or getpass.getuser()
+        actor = admin_actions.operator(actor)
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
             return admin_actions.reset_offset(
                 tx,
@@ -347,12 +346,12 @@ class Ledger:
         Waits for open batches, at most ``Limits.transaction_age`` seconds; claims of the group wait meanwhile.
         """
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
-            admin_actions.set_paused(tx, True, actor=actor or getpass.getuser(), reason=reason)
+            admin_actions.set_paused(tx, True, actor=admin_actions.operator(actor), reason=reason)
 
     def resume(self, *, reason: str = "resumed", actor: str | None = None) -> None:
         """Let the group's workers resume."""
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
-            admin_actions.set_paused(tx, False, actor=actor or getpass.getuser(), reason=reason)
+            admin_actions.set_paused(tx, False, actor=admin_actions.operator(actor), reason=reason)
 
     def record_action(
         self, action: str, partition: Partition, from_offset: int, to_offset: int, *, reason: str

@@ -10,6 +10,8 @@ from enum import IntEnum
 
 from starlette.requests import HTTPConnection
 
+from seekpoint.ledger.admin_actions import operator
+
 
 class Right(IntEnum):
     """What a user may do. ``OPERATE`` includes ``READ``."""
@@ -31,11 +33,11 @@ AccessOf = Callable[[HTTPConnection], Access | Awaitable[Access]]
 """Of a request; it may be async. What it raises is answered with 500, and nothing is shown or done."""
 
 
-def local(user: str, right: Right) -> AccessOf:
-    """Access for requests of this machine, all of one user; none for others, nor for those that a proxy passes on."""
+def local(right: Right) -> AccessOf:
+    """Access for requests of this machine, all of its user; none for others, nor for those that a proxy passes on."""
 
     def access(request: HTTPConnection) -> Access:
-        return Access(user, right if _is_of_this_machine(request) else Right.NONE)
+        return Access(operator(), right if _is_of_this_machine(request) else Right.NONE)
 
     return access
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
@@ -47,7 +46,7 @@ def create_app(
     the engine is not made from a URL alone.
     Makes no connection before the first request.
     """
-    ask = access or local(getpass.getuser(), Right.OPERATE if allow_actions else Right.READ)
+    ask = access or local(Right.OPERATE if allow_actions else Right.READ)
     site = Site(ask, Tokens(secret), allow_actions=allow_actions, shows_payloads=payloads == "full", refresh=refresh)
     reads = Reads(admin, reader)
     pages, actions = Pages(site, reads, admin), Actions(site, reads, admin)

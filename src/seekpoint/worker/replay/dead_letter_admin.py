@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,6 +15,7 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetterCause, DeadLetters, Where, name_bytes, rank
 from seekpoint.ledger.sql.dead_letters import GROUP_OF_DEAD_LETTER
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
@@ -110,8 +110,13 @@ class DeadLetterAdmin:
         limits: Limits | None = None,
     ) -> None:
         self.ledger = Ledger(engine, group, schema=schema, limits=limits)
-        self.actor = storable(actor or getpass.getuser())
+        self._actor = actor
         self._dead_letters = DeadLetters(self.ledger)
+
+    @property
+    def actor(self) -> str:
+        """Who does it. Asked only where something is changed."""
+        return operator(self._actor)
 
     def list(self, where: Where = Where(), *, limit: int | None = None) -> Iterator[DeadLetter]:  # noqa: B008
         """Dead letters in the order of topic, partition and offset, without their values (``get`` has them)."""

@@ -23,6 +23,8 @@ REASON = "Zx9-reason"
 
 
 MARKS = """
+    UPDATE "{s}".dead_letter SET cause = 'decode', error = 'Unreadable: its headers cannot be read: ' || :secret
+      WHERE record_offset = 1;
     UPDATE "{s}".dead_letter SET error = error || E'\\nDETAIL: ' || :secret, traceback = traceback || :secret,
       replay_error = :secret, replay_traceback = :secret;
     UPDATE "{s}".partition_offset SET attempt_offset = next_offset, attempts = 1, attempt_error = :secret
@@ -80,6 +82,7 @@ def test_without_payloads_nothing_of_a_record_is_shown(console: Console, marked:
     plans = ["discard&group=g", "replay&group=g", "resume&group=g", "reset&group=g&target=earliest"]
     for plan in plans:
         assert SECRET not in browser.get(f"/plan?action={plan}").text
+    assert "its headers cannot be read, and are not kept" in browser.get("/plan?action=replay&group=g").text
 
 
 def test_reasons_are_shown(console: Console, marked: Depot) -> None:

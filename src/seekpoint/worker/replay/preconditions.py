@@ -60,8 +60,9 @@ def refused(dead_letter: DeadLetter, position: Position | None) -> Fenced | None
         return Fenced(f"{name}: the position is in front of it, at {position.next_offset}: it will be read again")
     if dead_letter.cause is Cause.DECODE and dead_letter.error.startswith(f"{Unreadable.__name__}: "):
         return Fenced(
-            f"{name} is not whole: {dead_letter.error.partition(': ')[2]}, and are not kept. Produce the record again "
-            "with other headers, and discard this one"
+            # Not its error, which quotes them: refusals are shown where texts of records are not.
+            f"{name} is not whole: its headers cannot be read, and are not kept. Produce the record again with other "
+            "headers, and discard this one"
         )
     return None
 

@@ -134,6 +134,14 @@ def test_settings_of_the_login(engine: Engine, setting: str, check: str, level: 
     assert check in found(Admin(session(engine, setting)).doctor(), level)
 
 
+def test_a_reader_may_be_read_only_and_its_database_may_not(engine: Engine) -> None:
+    reader = session(engine, "default_transaction_read_only=on")
+    assert "server" not in found(Admin(reader).doctor(Role.READER))
+    assert "server" in found(Admin(reader).doctor(Role.WRITER))
+    sql(engine, f'ALTER DATABASE "{engine.url.database}" SET default_transaction_read_only = on')
+    assert "server" in found(Admin(engine).doctor(Role.READER))
+
+
 def session(engine: Engine, setting: str) -> Engine:
     """An engine whose sessions have a setting."""
     return create_engine(engine.url, poolclass=NullPool, connect_args={"options": f"-c {setting}"})

@@ -221,6 +221,15 @@ def test_a_diagnosis_is_kept_for_a_while_and_has_its_age(
     assert "checked now" in browser.get("/health").text
 
 
+def test_the_diagnosis_is_read_by_the_reader(console: Console, desk: Desk, admin: Admin) -> None:
+    """The engine of actions is not used for it, and that the reader cannot write is as it should be."""
+    acting = Admin("postgresql+psycopg://127.0.0.1:1/none", schema=admin.schema)
+    only = create_engine(admin.engine.url, connect_args={"options": "-c default_transaction_read_only=on"})
+    found = console(admin=acting, reader=Admin(only, schema=admin.schema)).get("/api/health").json()["data"]["findings"]
+    assert [one["message"] for one in found if one["check"] == "server"] == ["the server takes writes"]
+    only.dispose()
+
+
 def test_brokers_that_are_away_are_not_asked_by_each_page(
     console: Console, desk: Desk, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

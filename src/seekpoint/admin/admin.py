@@ -119,7 +119,8 @@ class Admin:
     def doctor(self, role: Role | None = None) -> Diagnosis:
         """What is wrong with the ledger, its servers and this login, and what to do; writes nothing.
 
-        ``role`` is the one that the login should have; None: any. A ledger that is missing or old is a finding.
+        ``role`` is the one that the login should have; None: any. A reader's sessions may be read only. A ledger that
+        is missing or old is a finding.
         """
         return diagnose(self.engine, self.schema, self.kafka, KAFKA_TIMEOUT, role)
 

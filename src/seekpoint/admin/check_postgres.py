@@ -24,6 +24,7 @@ _FACTS = text(
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::int AS number,
        current_user AS login, (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) AS is_superuser,
        pg_is_in_recovery() AS in_recovery, current_setting('default_transaction_read_only') = 'on' AS read_only,
+       (SELECT source FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only') AS read_only_by,
        clock_timestamp() AS now, current_setting('synchronous_commit') AS synchronous_commit,
        current_setting('fsync') = 'on' AS fsync, current_setting('full_page_writes') = 'on' AS full_page_writes,
        current_setting('synchronous_standby_names') AS standbys, current_setting('autovacuum') = 'on' AS autovacuum,
@@ -41,6 +42,8 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
        pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all
 """
 )
+# Where a setting comes from: this session or its login, not the server or the database.
+_OF_THE_LOGIN = {"client", "session", "user", "database user"}
 _RIGHTS = text(
     """
 SELECT c.relname AS name, asked.privilege, has_table_privilege(c.oid, asked.privilege) AS granted
@@ -143,10 +146,10 @@ def rights_findings(has: Rights, schema: str, role: Role | None) -> list[Finding
     return [Finding("rights", Level.OK, f"{has.login} has the rights of {', '.join(full)}")]
 
 
-def server_findings(tx: Connection, server: Row[Any], before: datetime) -> Iterator[Finding]:
+def server_findings(tx: Connection, server: Row[Any], before: datetime, role: Role | None) -> Iterator[Finding]:
     """The server's state and settings. ``before`` is the time here when it was asked."""
     yield Finding("versions", Level.OK, f"Postgres {server.version}")
-    yield from problems_or_ok("server", list(_writable(server)), "the server takes writes")
+    yield from problems_or_ok("server", list(_writable(server, role)), "the server takes writes")
     found = pooler.detect(tx)
     yield from problems_or_ok(
         "pooler",
@@ -176,10 +179,10 @@ def _pooled() -> Finding:
     )
 
 
-def _writable(server: Row[Any]) -> Iterator[Finding]:
+def _writable(server: Row[Any], role: Role | None) -> Iterator[Finding]:
     if server.in_recovery:
         yield Finding("server", Level.FAILURE, "the server is a standby and takes no writes", "connect to the primary")
-    elif server.read_only:
+    elif server.read_only and not (role is Role.READER and server.read_only_by in _OF_THE_LOGIN):
         problem = f"default_transaction_read_only is on for {server.login}"
         yield Finding("server", Level.FAILURE, problem, "ALTER ROLE … RESET default_transaction_read_only")
 

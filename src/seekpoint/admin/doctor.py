@@ -31,7 +31,7 @@ def diagnose(
         connection.execute(text("SET TRANSACTION READ ONLY"))
         connection.execute(text("SET LOCAL lock_timeout = '2s'"))
         server = check_postgres.facts(connection)
-        found += check_postgres.server_findings(connection, server, before)
+        found += check_postgres.server_findings(connection, server, before, role)
         has = check_postgres.rights(connection, server.login, schema)
         revision = check_postgres.schema_findings(connection, schema, has)
         found += revision

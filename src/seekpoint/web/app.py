@@ -49,7 +49,7 @@ def create_app(
     ask = access or local(Right.OPERATE if allow_actions else Right.READ)
     site = Site(ask, Tokens(secret), allow_actions=allow_actions, shows_payloads=payloads == "full", refresh=refresh)
     reads = Reads(admin, reader)
-    pages, actions = Pages(site, reads, admin), Actions(site, reads, admin)
+    pages, actions = Pages(site, reads), Actions(site, reads, admin)
     shown = {
         "/": pages.groups,
         "/group": pages.group,

@@ -20,6 +20,7 @@ from seekpoint.admin import (
     portable,
 )
 from seekpoint.ledger.dead_letters import DeadLetter
+from seekpoint.ledger.roles import Role
 from seekpoint.records import Partition
 from seekpoint.web import present
 from seekpoint.web.filters import FILTER, where_of
@@ -37,8 +38,8 @@ TEXTS = frozenset({"message", "attempt_error", "error"})  # of errors: they may 
 class Pages:
     """One method a page; each returns what its template shows, and the same as data."""
 
-    def __init__(self, site: Site, reads: Reads, admin: Admin) -> None:
-        self._site, self._reads, self._admin = site, reads, admin
+    def __init__(self, site: Site, reads: Reads) -> None:
+        self._site, self._reads = site, reads
         self._brokers_away = 0.0, ""  # until when they are not asked, and why
 
     async def groups(self, _: Asked) -> Page:
@@ -163,8 +164,7 @@ class Pages:
 
     async def health(self, _: Asked) -> Page:
         """What the doctor finds."""
-        # Of the pool that acts: on the other, the doctor finds a login that cannot write.
-        answer = await self._reads.read("health", lambda _: self._admin.doctor(), keep=DIAGNOSED)
+        answer = await self._reads.read("health", lambda admin: admin.doctor(Role.READER), keep=DIAGNOSED)
         rank = [Level.FAILURE, Level.WARNING, Level.OK].index
         findings = sorted(answer.value.findings, key=lambda one: rank(one.level))
         return _page(answer, "health", "Health", answer.value, is_live=False, diagnosis=answer.value, findings=findings)

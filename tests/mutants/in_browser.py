@@ -23,6 +23,13 @@ IN_BROWSER: tuple[Breakage, ...] = (
         f"{LIVE}::test_a_page_says_that_the_database_or_the_console_is_away",
     ),
     breakage(
+        "a page of the console is replaced by what a proxy answers",
+        "web/static/live.js",
+        "event.preventDefault();\n    answered(false);",
+        "answered(false);",
+        f"{LIVE}::test_an_answer_that_is_no_page_of_the_console_changes_nothing_on_it",
+    ),
+    breakage(
         "an error page of the console stays when the database is back",
         "web/site.py",
         "is_live=found.status == HTTPStatus.SERVICE_UNAVAILABLE",

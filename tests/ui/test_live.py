@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from sqlalchemy import Engine
 
 from seekpoint import Limits, events
@@ -186,6 +186,43 @@ def test_a_page_says_that_the_database_or_the_console_is_away(
     expect(tab.locator("#live")).to_contain_text("every 0.3 s")
     away = ("INTERNET_DISCONNECTED", "Failed to fetch")
     assert all(any(each in problem for each in away) for problem in console.watch.problems)
+    console.watch.problems.clear()
+
+
+FOREIGN = {
+    "a proxy's page": (502, "text/html", "<!doctype html><html><body><h1>Bad Gateway</h1></body></html>"),
+    "a login page": (200, "text/html", "<!doctype html><html><body><form>Password</form></body></html>"),
+    "an error as plain text": (500, "text/plain", "Internal Server Error"),
+    "nothing": (200, "text/html", ""),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_an_answer_that_is_no_page_of_the_console_changes_nothing_on_it(serve: Serve, orders: Depot, what: str) -> None:
+    """The page stays, says that there is no answer, and is read again."""
+    Desk(orders.ledger).claim(0)
+    console = serve()
+    tab = console.tab(at("group", group=orders.group))
+    tab.locator("input[name=value]").fill("42")
+    status, kind, body = FOREIGN[what]
+
+    is_away = [True]
+
+    def answer(route: Route) -> None:
+        if is_away[0]:
+            route.fulfill(status=status, content_type=kind, body=body)
+        else:
+            route.fallback()
+
+    tab.route("**/group?*", answer)
+    expect(tab.locator("#live")).to_contain_text("no answer since")
+    is_away[0] = False
+    expect(tab.locator("h1")).to_have_text(orders.group)
+    assert tab.locator("input[name=value]").input_value() == "42"
+    refreshed(tab, 2)
+    expect(tab.locator("#live")).to_contain_text("every 0.3 s")
+    expect(tab.locator("h1")).to_have_text(orders.group)
+    assert all(str(status) in problem for problem in console.watch.problems), console.watch.problems
     console.watch.problems.clear()
 
 

@@ -30,6 +30,12 @@
     if (paused || document.hidden) event.preventDefault();
   });
   document.addEventListener("htmx:error", () => answered(false));
+  // The answer of a proxy, or of a login in front of the console, is no page of it: what is shown stays.
+  document.addEventListener("htmx:before:swap", (event) => {
+    if (event.detail.ctx.text.includes('<main id="main"')) return;
+    event.preventDefault();
+    answered(false);
+  });
   document.addEventListener("htmx:after:swap", () => {
     answered(true);
     place.hidden = !document.getElementById("main").hasAttribute("hx-trigger"); // what it shows has ended

@@ -1959,6 +1959,13 @@ BREAKAGES = (
         "tests/web/test_actions.py::test_a_user_who_may_no_longer_operate_sends_no_form",
     ),
     breakage(
+        "the partitions of a dead worker look alive on the console",
+        "web/present.py",
+        "each.is_live and each.owner == at.position.owner",
+        "each.owner == at.position.owner",
+        "tests/web/test_pages.py::test_a_group_whose_workers_are_dead_has_no_worker_on_any_page",
+    ),
+    breakage(
         "the console shows texts of errors in its JSON",
         "web/pages.py",
         "found if self._site.shows_payloads else _without_texts(found)",

@@ -331,7 +331,7 @@ def test_brokers_that_do_not_answer(engine: Engine, monkeypatch: pytest.MonkeyPa
 def member_of(*workers: tuple[str | None, str, timedelta]) -> GroupStatus:
     now = datetime.now(UTC)
     rows = [
-        WorkerStatus(uuid4(), "host", n, client, 1, "0.1.0", now, now - age, state)
+        WorkerStatus(uuid4(), "host", n, client, 1, "0.1.0", now, now - age, state, state != "ended")
         for n, (client, state, age) in enumerate(workers)
     ]
     return GroupStatus("shop", 1, None, (), tuple(rows), None)

@@ -173,6 +173,28 @@ def test_samples_are_drawn_and_are_in_the_json(console: Console, desk: Desk, see
     assert len(browser.get("/api/partition?group=g&topic=t&partition=0").json()["data"]["samples"]) == 2
 
 
+@pytest.mark.parametrize("change", ["seen_at = seen_at - interval '2 minutes'", "state = 'ended'"])
+def test_a_group_whose_workers_are_dead_has_no_worker_on_any_page(
+    console: Console, desk: Desk, seekpoint_engine: Engine, change: str
+) -> None:
+    """Its partitions have the dead worker's owner still, and its row is kept for a day."""
+    status = StatusTables(desk.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
+    status.seen("running")
+    status.sample({desk.at(n): (0, 7) for n in range(3)})
+    browser, partition = console(), "/partition?group=g&topic=t&partition=1"
+
+    def shown() -> list[int]:
+        group = browser.get("/group?group=g").text
+        assert [one["owner"] for one in browser.get("/api/group?group=g").json()["data"]["group"]["workers"]]
+        found = [browser.get("/").text, group, browser.get(partition).text]
+        return [*(each.count("</span> no worker</span>") for each in found), group.count("<dt>Workers</dt><dd>0</dd>")]
+
+    assert shown() == [0, 0, 0, 0]
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'UPDATE "{desk.ledger.schema}".worker SET {change}'))
+    assert shown() == [1, 3, 1, 1]
+
+
 def test_the_groups_come_worst_first(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
     other = Desk(type(desk.ledger)(seekpoint_engine, "a", schema=desk.ledger.schema))
     other.claim(9)

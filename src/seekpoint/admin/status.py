@@ -30,7 +30,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker process, as it was seen last. One inside a long handler is not seen, and works."""
+    """A worker process, as it was seen last. One inside a long handler is not seen, and works.
+
+    ``is_live``: it has not ended, and was seen in the last minute.
+    """
 
     owner: UUID
     host: str
@@ -41,6 +44,7 @@ class WorkerStatus:
     started_at: datetime
     seen_at: datetime
     state: str
+    is_live: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,11 @@ class GroupStatus:
     partitions: tuple[PartitionStatus, ...]
     workers: tuple[WorkerStatus, ...]
     reload: StandbyRequired | None
+
+    @property
+    def live_workers(self) -> tuple[WorkerStatus, ...]:
+        """Those that have not ended and were seen in the last minute, as the view ``group_status`` counts them."""
+        return tuple(each for each in self.workers if each.is_live)
 
     def failures(self, *, max_lag: int | None = None, max_age: timedelta | None = None) -> list[str]:
         """What a probe should report: a stop, a lag that is not known, or one that is over these limits."""
@@ -182,7 +191,7 @@ def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
 
 def _worker(row: Row[Any]) -> WorkerStatus:
     who = (row.owner, row.host, row.pid, row.client_id, row.version, row.library)
-    return WorkerStatus(*who, row.started_at, row.seen_at, row.state)
+    return WorkerStatus(*who, row.started_at, row.seen_at, row.state, row.is_live)
 
 
 def _standby(run: Row[Any], group: Row[Any]) -> StandbyRequired | None:

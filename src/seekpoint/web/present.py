@@ -60,7 +60,8 @@ def state_of_partition(at: PartitionStatus, group: GroupStatus) -> State:
     if group.pause is not None:
         return PAUSED
     is_tried = at.position.attempt_offset is not None
-    return _running(at.lag, at.dead_letters, has_worker=at.position.owner is not None, is_tried=is_tried)
+    has_worker = any(each.is_live and each.owner == at.position.owner for each in group.workers)
+    return _running(at.lag, at.dead_letters, has_worker=has_worker, is_tried=is_tried)
 
 
 def _running(lag: int | None, dead_letters: int, *, has_worker: bool, is_tried: bool = False) -> State:

@@ -6,13 +6,11 @@ from sqlalchemy import (
     BigInteger,
     Double,
     Integer,
-    Interval,
     Text,
     Uuid,
     and_,
     bindparam,
     case,
-    cast,
     func,
     insert,
     literal_column,
@@ -25,6 +23,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.elements import ColumnElement
 
 from seekpoint.ledger.sql.partition_offset import GROUP
+from seekpoint.ledger.sql.status import IS_LIVE
 from seekpoint.ledger.tables import consumer_group, replay_request, worker
 
 _request = replay_request.c
@@ -56,12 +55,11 @@ INSERT_REQUEST = (
     )
     .returning(_request.id)
 )
-# Workers of the group's version that were seen in the last minute; of display alone, as one in a long handler is not.
+# Workers of the group's version that were seen in the last minute.
 COUNT_WORKERS = select(func.count()).where(
     worker.c.consumer_group == GROUP,
     worker.c.version == bindparam("its_version", type_=Integer),
-    worker.c.state != literal_column("'ended'"),
-    worker.c.seen_at > _now - cast(literal_column("'1 minute'"), Interval),
+    IS_LIVE,
 )
 GET_REQUEST = select(replay_request).where(
     _request.consumer_group == GROUP, _request.id == bindparam("its_id", type_=BigInteger)

@@ -147,8 +147,12 @@ POSITIONS = (
 LAG_OF_ALL = select(lag).order_by(lag.c.consumer_group, lag.c.topic, lag.c.partition)
 TOPIC_IDS = select(offset.consumer_group, offset.topic, offset.partition, offset.topic_id)
 LAG = select(lag).where(lag.c.consumer_group == _among)
+# As the view group_status counts them; of display alone, as a worker in a long handler is not seen.
+IS_LIVE = and_(
+    worker.c.state != literal_column("'ended'"), worker.c.seen_at > _now - cast(literal_column("'1 minute'"), Interval)
+)
 WORKERS = (
-    select(worker)
+    select(worker, IS_LIVE.label("is_live"))
     .where(worker.c.consumer_group == _among)
     .order_by(worker.c.consumer_group, worker.c.started_at, worker.c.owner)
 )

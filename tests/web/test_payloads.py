@@ -113,7 +113,7 @@ def odd(drawn: random.Random) -> bytes:
 
 
 def test_odd_bytes_are_shown_as_text(console: Console, depot: Depot) -> None:
-    """In topic, group, key, value, and names and values of headers."""
+    """In topic, group, key, value, texts of errors, and names and values of headers."""
     seed = int(os.environ.get("SEEKPOINT_SEED", secrets.randbits(32)))
     print(f"SEEKPOINT_SEED={seed}")
     drawn = random.Random(seed)
@@ -121,12 +121,15 @@ def test_odd_bytes_are_shown_as_text(console: Console, depot: Depot) -> None:
     depot.bad = {b"b"}
     for n in range(5):
         depot.group = odd_name(drawn, n)
-        topic, name, value, key = odd_name(drawn, n), odd_name(drawn, n), odd(drawn), odd(drawn)
-        (one,) = depot.park(raw(b"b", topic="orders", offset=n, key=key, headers=[(name, odd(drawn))]))
+        topic, error, value, key = odd_name(drawn, n), odd_name(drawn, n), odd(drawn), odd(drawn)
+        headers = [(b"\xff trace", odd(drawn)), (odd(drawn), odd(drawn)), (odd_name(drawn, n).encode(), odd(drawn))]
+        of_log = [(name.decode("utf-8", "surrogateescape"), each) for name, each in headers]
+        (one,) = depot.park(raw(b"b", topic="orders", offset=n, key=key, headers=of_log))
         Desk(depot.ledger, topic=topic, cluster_id="seekpoint-testing").claim(0)
         with depot.engine.begin() as tx:
-            change = f'UPDATE "{depot.schema}".dead_letter SET topic = :topic, value = :value WHERE id = :id'
-            tx.execute(text(change), {"topic": topic, "value": value, "id": one.id})
+            change = f"""UPDATE "{depot.schema}".dead_letter SET topic = :topic, value = :value, error = :error,
+              traceback = :error, replay_error = :error WHERE id = :id"""
+            tx.execute(text(change), {"topic": topic, "value": value, "error": error, "id": one.id})
         asked: list[tuple[str, dict[str, Any]]] = [
             ("", {}),
             ("group", {"group": depot.group}),
@@ -149,8 +152,11 @@ def test_odd_bytes_are_shown_as_text(console: Console, depot: Depot) -> None:
                 assert twin.status_code == 200
                 assert twin.headers["content-type"] == "application/json"
         page = browser.get("/dead-letter", params={"group": depot.group, "id": one.id})
-        assert present.octets(value) in unescape(page.text)
-        assert present.octets(key) in unescape(page.text)
+        assert "ff 20 74 72 61 63 65" in page.text
+        for each in (value, key, *(part for header in headers for part in header)):
+            assert present.octets(each) in unescape(page.text)
+        assert unescape(page.text).count(error) >= 3
+        assert error in unescape(browser.get("/dead-letters", params={"group": depot.group}).text)
 
 
 def odd_name(drawn: random.Random, n: int) -> str:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from markupsafe import Markup
 
 from seekpoint.admin import GroupStatus, GroupSummary, PartitionStatus, Sample
+from seekpoint.ledger.dead_letters import name_bytes
 from seekpoint.ledger.positions import Stop
 from seekpoint.records import Partition
 
@@ -128,6 +129,11 @@ def octets(value: bytes | None) -> str:
     except UnicodeDecodeError:
         return value.hex(" ")
     return text if all(c.isprintable() or c in "\n\t" for c in text) else value.hex(" ")
+
+
+def header_name(name: str) -> str:
+    """A header's name; its bytes in hexadecimal as those of a value, where they are not UTF-8."""
+    return octets(name_bytes(name))
 
 
 def sparkline(samples: Sequence[Sample], width: int = 120, height: int = 24) -> Markup:

@@ -20,6 +20,11 @@ class Browser(TestClient):
         """Ask for a plan; returns the fields of its form."""
         page = self.get(f"/plan?{urlencode({'action': action, **parameters})}")
         assert page.status_code == 200, page.text
+        return self.form_of(page)
+
+    @staticmethod
+    def form_of(page: Response) -> dict[str, str]:
+        """The hidden fields of the form of a page."""
         fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.text)
         return {name: unescape(value) for name, value in fields}
 

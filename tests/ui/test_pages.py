@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,10 +11,14 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 from sqlalchemy import Engine
 
-from seekpoint.admin import Admin
+from seekpoint.admin import Admin, ResetTo
+from seekpoint.records import Partition
 from seekpoint.web import Right
 from seekpoint.web.site import _templates
 from support.busy_ledger import BUSY, LOST, MANY, PAUSED, STOPPED, at, fill
+from support.kafka_postgres import Scene
+from support.lost_log import lost_log
+from support.postgres_proxy import PostgresProxy
 from ui.conftest import Serve, as_user, carry_out, refreshed
 
 LOOKS = (("light", 1600, 400), ("dark", 400, 1600))  # axe-core looks at the first width
@@ -72,6 +76,56 @@ def violations(tab: Page) -> Iterator[str]:
     """What axe-core finds on the page."""
     for one in Axe().run(tab).response["violations"]:
         yield f"{one['id']}: {one['nodes'][0]['html'][:200]} ({len(one['nodes'])} times)"
+
+
+def test_axe_finds_nothing_on_a_refused_plan(serve: Serve, pages: Mapping[str, str], admin: Admin) -> None:
+    """The refusal is on the plan as it is now, with the reason as it was typed, and it can be sent again."""
+    console = serve(refresh=60.0)
+    tab = console.tab(at("plan", action="reset", group=STOPPED, target="offset", value=7))
+    admin.apply(admin.plan_reset(STOPPED, ResetTo.offset(5)), reason="first", actor="grace")
+    carry_out(tab, "a duplicate")
+    expect(tab.get_by_role("alert")).to_contain_text("nothing was done")
+    expect(tab.get_by_label("Reason")).to_have_value("a duplicate")
+    assert list(violations(tab)) == []
+    tab.set_viewport_size({"width": 400, "height": 900})
+    console.watch.measure(tab)
+    tab.get_by_role("button", name="Carry it out").click()
+    expect(tab.locator("h1")).to_have_text(STOPPED)
+    console.refused(409)
+
+
+def test_axe_finds_nothing_while_the_database_is_away(
+    serve: Serve, pages: Mapping[str, str], admin: Admin, proxy: PostgresProxy, new_engine: Callable[..., Engine]
+) -> None:
+    console = serve(admin=Admin(new_engine(proxy.dsn), schema=admin.schema))
+    tab = console.tab(at("group", group=BUSY))
+    proxy.refuse()
+    proxy.cut()
+    expect(tab.locator(".banner").first).to_contain_text("The database cannot be read")
+    assert list(violations(tab)) == []
+    tab.set_viewport_size({"width": 400, "height": 900})
+    console.watch.measure(tab)
+    proxy.accept()
+    expect(tab.locator("main")).not_to_contain_text("The database cannot be read")
+
+
+def test_axe_finds_nothing_on_a_plan_whose_loss_is_to_be_accepted(serve: Serve, scene: Scene) -> None:
+    """It is not sent before that is ticked."""
+    at_start = Partition(lost_log(scene), 0)
+    console = serve(kafka={"bootstrap.servers": scene.broker})
+    tab = console.tab(at("plan", action="reset", group=scene.group, target="offset", value=2))
+    loss = tab.get_by_label("accept their loss")
+    expect(loss).to_be_visible()
+    assert list(violations(tab)) == []
+    tab.set_viewport_size({"width": 400, "height": 900})
+    console.watch.measure(tab)
+    carry_out(tab, "known")
+    expect(loss).to_be_focused()
+    assert scene.positions()[at_start] == 3
+    loss.check()
+    carry_out(tab, "known")
+    expect(tab.locator("h1")).to_have_text(scene.group)
+    assert scene.positions()[at_start] == 5
 
 
 def test_one_who_reads_sees_no_button_and_no_form(serve: Serve, pages: Mapping[str, str], admin: Admin) -> None:

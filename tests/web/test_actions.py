@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from html import unescape
 from time import time
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from httpx2 import Response
+from sqlalchemy import Engine, create_engine, text
 
-from seekpoint.admin import Admin, DeadLetterAdmin
+from seekpoint.admin import Admin, DeadLetterAdmin, ResetTo
 from seekpoint.errors import OffsetLost, PartitionStopped, PoisonStop, TopicRecreated
 from seekpoint.records import Cause, Failure
 from seekpoint.web import Access, Right
@@ -17,6 +21,7 @@ from seekpoint.web.tokens import LIFETIME, Tokens
 from support.browser import LOCAL, Browser
 from support.dead_letter_group import Depot, orders
 from support.ledger_desk import Desk
+from support.postgres_proxy import PostgresProxy
 from support.transaction_pooler import in_each_session, run_own
 from web.conftest import Console
 
@@ -127,8 +132,70 @@ def test_a_user_who_may_no_longer_operate_sends_no_form(
 
 
 def test_a_form_needs_a_reason(ada: Browser, admin: Admin) -> None:
-    assert ada.apply(ada.plan("pause", group="g"), "  ").status_code == 422
+    """Its token is not redeemed without one."""
+    form = ada.plan("pause", group="g")
+    answer = ada.apply(form, "  ")
+    assert answer.status_code == 422
+    assert refusal_of(answer) == "a reason is needed"
     assert not is_paused(admin)
+    assert ada.apply(form, "maintenance").status_code == 303
+    assert is_paused(admin)
+
+
+def refusal_of(answer: Response) -> str:
+    """The alert of a page."""
+    (found,) = re.findall(r'<p class="banner failure" role="alert">([^<]*)</p>', answer.text)
+    return unescape(found)
+
+
+def test_a_refusal_is_shown_on_the_plan_as_it_is_now(ada: Browser, admin: Admin, desk: Desk) -> None:
+    """With the reason as it was typed, and a form that can be sent."""
+    form = ada.plan("reset", group="g", topic="t", partition=1, target="offset", value=3)
+    desk.commit({1: 9})
+    answer = ada.apply({**form, "token": "a.b.c"}, 'the "7" <b>')
+    assert (answer.status_code, refusal_of(answer).partition(",")[0]) == (403, "this form was sent before")
+    assert '<input name="reason" value="the &#34;7&#34; &lt;b&gt;"' in answer.text
+    assert ada.apply(ada.form_of(answer), "no, 8").status_code == 303
+    assert desk.stands()[1] == 3
+
+    form = ada.plan("reset", group="g", topic="t", partition=1, target="offset", value=2)
+    admin.apply(admin.plan_reset("g", ResetTo.offset(1), {"t": [1]}), reason="first", actor="bob")
+    answer = ada.apply(form, "again")
+    assert answer.status_code == 409
+    assert "make another plan" in refusal_of(answer)
+    assert 'data-label="Position">1</td><td class="n" data-label="Target">2</td>' in answer.text
+    assert ada.apply(ada.form_of(answer), "again").status_code == 303
+    assert desk.stands()[1] == 2
+
+
+def test_a_refusal_of_a_plan_that_cannot_be_made_again_has_the_reason(ada: Browser, desk: Desk, admin: Admin) -> None:
+    form = ada.plan("reset", group="g", target="offset", value=3)
+    admin.apply(admin.plan_pause("g"), reason="it has ended", actor="bob")
+    admin.apply(admin.plan_forget("g", export_to=None), reason="it has ended", actor="bob")
+    answer = ada.apply(form, "typed <b>")
+    assert answer.status_code in {409, 422, 503}
+    assert refusal_of(answer)
+    assert "typed &lt;b&gt;" in answer.text
+    assert 'href="group?group=g"' in answer.text
+    assert ada.form_of(answer) == {}
+
+
+def test_while_the_database_is_away_the_plan_stays(
+    console: Console, proxy: PostgresProxy, desk: Desk, admin: Admin, new_engine: Callable[..., Engine]
+) -> None:
+    """It is carried out when the database is back."""
+    ada = as_user(console, "ada", admin=Admin(new_engine(proxy.dsn), schema=admin.schema))
+    form = ada.plan("pause", group="g")
+    proxy.refuse()
+    proxy.cut()
+    answer = ada.apply(form, "typed")
+    assert answer.status_code == 503
+    assert refusal_of(answer)
+    assert '<input name="reason" value="typed"' in answer.text
+    proxy.accept()
+    assert not is_paused(admin)
+    assert ada.apply(ada.form_of(answer), "typed").status_code == 303
+    assert is_paused(admin)
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from seekpoint.admin import AcceptPlan, Admin, PausePlan, ResetPlan, ResetTo
-from seekpoint.errors import ConfigError, Fenced
+from seekpoint.errors import ConfigError, Fenced, KafkaUnavailable
 from seekpoint.records import Partition
 from seekpoint.web.filters import where_of
 from seekpoint.web.reading import Reads
-from seekpoint.web.site import Asked, Page, Site
+from seekpoint.web.site import Asked, Page, Site, error_page
 
 FORM = "apply"
 MOST = 5_000  # dead letters of a plan
@@ -75,29 +76,55 @@ class Actions:
 
     async def plan(self, asked: Asked) -> Page:
         """The plan that these parameters ask for, and a form to carry it out."""
-        action = asked["action"]
-        make = self._plans.get(action)
+        return self._page(await self._make(asked), asked)
+
+    async def _make(self, asked: Asked) -> Plan:
+        make = self._plans.get(asked["action"])
         if make is None:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"there is no action {action!r}")
-        plan = await self._reads.ask(lambda admin: make(admin, asked))
-        packed = urlsafe_b64encode(msgspec.json.encode(plan))
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"there is no action {asked['action']!r}")
+        return await self._reads.ask(lambda admin: make(admin, asked))
+
+    def _page(self, plan: Plan, asked: Asked, refusal: Page | None = None, reason: str = "") -> Page:
+        """This plan, with a new token; ``asked`` is kept in its form, to make it again after a refusal."""
+        action, packed = asked["action"], urlsafe_b64encode(msgspec.json.encode(plan))
         token = self._site.tokens.issue(asked.access.user, f"{FORM} {action}", packed)
         title = f"{action.replace('-', ' ').capitalize()}: {plan.group}"
-        shown = {"action": action, "plan": plan, "packed": packed.decode(), "token": token}
-        return Page("plan", title, plan, shown, is_live=False)
+        shown: dict[str, Any] = {"action": action, "plan": plan, "packed": packed.decode(), "token": token}
+        shown |= {"asked": urlencode(asked.parameters), "refusal": None, "reason": reason}
+        page = Page("plan", title, plan, shown, is_live=False)
+        if refusal is None:
+            return page
+        return replace(page, shown={**shown, "refusal": refusal.shown["said"]}, status=refusal.status)
 
-    async def apply(self, asked: Asked) -> str:
-        """Carry out the plan of a form. Raises Fenced where the group is no longer as the plan says."""
-        action, packed, reason = asked["action"], asked["plan"].encode(), asked["reason"].strip()
-        if not self._site.tokens.redeem(asked["token"], asked.access.user, f"{FORM} {action}", packed):
-            raise HTTPException(
-                HTTPStatus.FORBIDDEN,
-                "this form was sent before, is over an hour old, or is not yours: make the plan again",
-            )
-        if not reason:
-            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "a reason is needed: make the plan again")
-        plan = msgspec.json.decode(urlsafe_b64decode(packed), type=PLANS[action])
-        return await run_in_threadpool(self._carry_out, plan, reason, asked)
+    async def apply(self, asked: Asked) -> str | Page:
+        """Carry out the plan of a form; one that is refused is shown again, as it is now, and with the reason."""
+        plan: Plan | None = None
+        try:
+            action, packed, reason = asked["action"], asked["plan"].encode(), asked["reason"].strip()
+            if not reason:
+                raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "a reason is needed")
+            if not self._site.tokens.redeem(asked["token"], asked.access.user, f"{FORM} {action}", packed):
+                raise HTTPException(
+                    HTTPStatus.FORBIDDEN, "this form was sent before, is over an hour old, or is not yours"
+                )
+            plan = msgspec.json.decode(urlsafe_b64decode(packed), type=PLANS[action])
+            return await run_in_threadpool(self._carry_out, plan, reason, asked)
+        except Exception as error:  # noqa: BLE001 -- what is no refusal is raised
+            refusal = error_page(error)
+        return await self._again(plan, asked, refusal)
+
+    async def _again(self, plan: Plan | None, asked: Asked, refusal: Page) -> Page:
+        """The plan as it is now; the one that was sent while a server is away; else the refusal alone."""
+        reason = asked.parameters.get("reason", "")
+        again = Asked(asked.access, dict(parse_qsl(asked.parameters.get("asked", ""), keep_blank_values=True)))
+        try:
+            plan = await self._make(again)
+        except Exception as error:  # noqa: BLE001 -- as above
+            error_page(error)
+            if plan is None or not isinstance(error, (SQLAlchemyError, KafkaUnavailable)):
+                given = {"group": again.parameters.get("group"), "reason": reason}
+                return replace(refusal, shown={**refusal.shown, **given})
+        return self._page(plan, again, refusal, reason)
 
     def _carry_out(self, plan: Plan, reason: str, asked: Asked) -> str:
         """Returns the page that shows what follows."""

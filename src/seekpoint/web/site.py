@@ -80,8 +80,8 @@ class Asked:
 
 
 AskFor = Callable[[Asked], Awaitable[Page]]
-Post = Callable[[Asked], Awaitable[str]]
-"""Returns the page that follows, as a path relative to the application."""
+Post = Callable[[Asked], Awaitable[str | Page]]
+"""Returns the page that follows, as a path relative to the application; or one that shows a refusal."""
 
 
 class Site:
@@ -102,7 +102,7 @@ class Site:
                 self._require(asked.access, right)
                 found = await ask_for(asked)
             except Exception as error:  # noqa: BLE001 -- each kind has its page, the rest is raised
-                found = _error_page(error)
+                found = error_page(error)
                 found = replace(found, is_live=found.status == HTTPStatus.SERVICE_UNAVAILABLE)  # it may be back soon
             return self._html(request, asked.access, found)
 
@@ -117,7 +117,7 @@ class Site:
                 self._require(asked.access, Right.READ)
                 found = await ask_for(asked)
             except Exception as error:  # noqa: BLE001 -- as above
-                found = _error_page(error)
+                found = error_page(error)
             body = {"age": found.age, "error": found.error, "data": found.data}
             encoded = msgspec.json.encode(body, enc_hook=str)
             return Response(encoded, status_code=found.status, media_type="application/json")
@@ -125,16 +125,18 @@ class Site:
         return endpoint
 
     def post(self, carry_out: Post) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint that acts, and answers with 303; a refusal is shown on a page."""
+        """An endpoint that acts, and answers with 303; a refusal is shown on the page that ``carry_out`` returns."""
 
         async def endpoint(request: Request) -> Response:
             access = await self._who(request)
             try:
                 self._require(access, Right.OPERATE)
-                where = await carry_out(Asked(access, await _form(request)))
+                found = await carry_out(Asked(access, await _form(request)))
             except Exception as error:  # noqa: BLE001 -- as above
-                return self._html(request, access, _error_page(error))
-            return RedirectResponse(where, HTTPStatus.SEE_OTHER)
+                found = error_page(error)
+            if isinstance(found, Page):
+                return self._html(request, access, found)
+            return RedirectResponse(found, HTTPStatus.SEE_OTHER)
 
         return endpoint
 
@@ -176,7 +178,7 @@ async def _form(request: Request) -> dict[str, str]:
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"this is no form: {error}") from None
 
 
-def _error_page(error: Exception) -> Page:
+def error_page(error: Exception) -> Page:
     """The page of an error that has a sentence; others are raised."""
     match error:
         case HTTPException():
@@ -195,4 +197,5 @@ def _error_page(error: Exception) -> Page:
             status, said = HTTPStatus.SERVICE_UNAVAILABLE, said_by(error)
         case _:
             raise error
-    return Page("error", HTTPStatus(status).phrase, {"error": said}, {"said": said}, is_live=False, status=status)
+    shown = {"said": said, "group": None, "reason": ""}
+    return Page("error", HTTPStatus(status).phrase, {"error": said}, shown, is_live=False, status=status)

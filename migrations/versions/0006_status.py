@@ -1,6 +1,7 @@
 """What operators look at: running workers, samples of positions and logs, declarations, the views of lag and groups.
 
-With them, what the comparison of a reload counted.
+With them, what the comparison of a reload counted, and where the log of a stopped partition ended, which decides about
+what was lost.
 
 Additive: no row is rewritten, and each lock lasts for a moment, so workers of the release before continue while it is
 applied. The new tables are for display: no row of them is needed for the offsets, and a downgrade drops them unasked.
@@ -99,13 +100,10 @@ def upgrade() -> None:
             sa.Column("declared", postgresql.JSONB, comment="what its pipeline declares, by topic, for display"),
             schema=schema,
         )
-        op.add_column(
-            "reload_run",
-            sa.Column(
-                "differences", postgresql.JSONB, comment="rows of each table, as the comparison counted them, for display"
-            ),
-            schema=schema,
-        )
+        comment = "rows of each table, as the comparison counted them, for display"
+        op.add_column("reload_run", sa.Column("differences", postgresql.JSONB, comment=comment), schema=schema)
+        comment = "where the log ended when it stopped with OffsetLost"
+        op.add_column("partition_offset", sa.Column("stop_log_end", sa.BigInteger, comment=comment), schema=schema)
         op.create_table("worker", *_worker(), schema=schema)
         op.create_table("position_sample", *_position_sample(), schema=schema)
         run_in_schema(schema, _LAG)
@@ -119,6 +117,7 @@ def downgrade() -> None:
         op.drop_table("position_sample", schema=schema)
         op.drop_table("worker", schema=schema)
         op.drop_column("reload_run", "differences", schema=schema)
+        op.drop_column("partition_offset", "stop_log_end", schema=schema)
         op.drop_column("consumer_group", "declared", schema=schema)
 
 

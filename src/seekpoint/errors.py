@@ -260,7 +260,22 @@ class PartitionStopped(SeekpointError):  # noqa: N818
 
 
 class OffsetLost(PartitionStopped):
-    """The stored position is out of range, or in a part of the log that was truncated and written again."""
+    """The stored position is out of range, or in a part of the log that was truncated and written again.
+
+    ``log_end`` is where the log ended; None where it was written again since, so that this is not known.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        offset: int,
+        message: str,
+        choices: Sequence[str] = (),
+        *,
+        log_end: int | None = None,
+    ) -> None:
+        super().__init__(partition, offset, message, choices)
+        self.log_end = log_end
 
 
 class TopicRecreated(PartitionStopped):

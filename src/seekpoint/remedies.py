@@ -43,6 +43,11 @@ def accept_lost(group: str, at: Partition, to: int, log: tuple[int, int], lost: 
     return f"{command} (or {_method(at, to)}, log={log}, {why}reason=...))"
 
 
+def accept_truncated(group: str, at: Partition) -> str:
+    """Give up what a truncated log had, from an offset that the operator names."""
+    return f"seekpoint lost accept {quote(group)} {quote(_place(at))} --to-offset OFFSET {_DO_IT}"
+
+
 def restart_topic(group: str, at: Partition, topic_id: UUID) -> str:
     """Read a topic that was created again from its beginning; the method does so for one partition."""
     command = accept_topic(group, at.topic, "--from-beginning")

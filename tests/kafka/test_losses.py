@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
+from seekpoint import events
 from seekpoint.admin import ResetTo
-from seekpoint.errors import ConfigError, Fenced
+from seekpoint.errors import ConfigError, Fenced, OffsetLost
+from seekpoint.ledger import Stop
 from seekpoint.records import Partition
+from seekpoint.testing.servers.kafka import KafkaServer
 from support.command import seekpoint
+from support.events import Run
 from support.kafka_postgres import QUICK, Scene
 from support.log_changes import in_transactions
 from support.lost_log import OFTEN, admin_of, lost_log
@@ -111,3 +118,94 @@ def test_a_topic_that_was_created_again(scene: Scene) -> None:
     given = ["topics", "accept", scene.group, name, *options(scene)]
     assert "nothing to do" in seekpoint(*given, "--from-beginning", exits=0).stdout
     seekpoint(*given, exits=2)
+
+
+def truncated(scene: Scene, kafka: KafkaServer, kept: Path) -> tuple[str, Run]:
+    """A worker has applied 100 records; the broker comes back with a log of 80, and the worker has stopped."""
+    folder = getattr(getattr(kafka, "_handle", None), "_folder", None)
+    if folder is None:
+        pytest.skip("the broker's files are out of reach")
+    name = scene.topic()
+    log = folder.path / "data" / f"{name}-0"
+    scene.produce(name, 80)
+    kafka.kill()
+    shutil.copytree(log, kept)
+    kafka.start()
+    scene.produce(name, 20)  # under a higher leader epoch
+    run = scene.worker(name, limits=OFTEN)
+    run.reached(name, 100)
+    kafka.kill()
+    shutil.rmtree(log)
+    shutil.copytree(kept, log)
+    kafka.start()
+    return name, run
+
+
+def stored_stop(scene: Scene, log_end: int | None) -> Stop:
+    """The stop in the ledger, as soon as it says where the log ended."""
+    scene.wait(lambda: [s.log_end for at in scene.ledger.read() if (s := at.stop)] == [log_end])
+    (stop,) = [each.stop for each in scene.ledger.read()]
+    assert stop is not None
+    return stop
+
+
+@pytest.mark.usefixtures("short_backoff")
+def test_i4_a_truncated_log_that_has_grown_again_continues_where_it_ended(
+    scene_on: Callable[..., Scene], own_kafka: KafkaServer, tmp_path: Path
+) -> None:
+    """I4: the records that were written there since are read; also where another worker finds it only then."""
+    scene = scene_on(kafka=own_kafka)
+    name, run = truncated(scene, own_kafka, tmp_path / "older")
+    assert "past the end of the log (80)" in stored_stop(scene, 80).message
+    scene.produce(name, 40)
+    run.stop()
+    run = scene.worker(name, limits=OFTEN)
+    run.seen.wait_for(events.PartitionStopped, lambda e: isinstance(e.error, OffsetLost))
+    scene.wait(lambda: "truncated before it and written again" in stored_stop(scene, 80).message)
+    admin, here = admin_of(scene), Partition(name, 0)
+    plan = admin.plan_accept_lost(scene.group, here)
+    (accepted,) = plan.acceptances
+    assert (accepted.from_offset, accepted.to_offset, accepted.truncated_at, accepted.log) == (100, 80, 80, (0, 120))
+    assert "ended at 80, and was written again since: what was applied from 80 to 99" in plan.consequences[0]
+    (skip,) = admin.plan_accept_lost(scene.group, here, to_offset=100).consequences[1:2]
+    assert skip == f"{here}: records from 80 to 99 are not read"
+    with pytest.raises(ConfigError, match="--to-offset 101 is not from 0 to 100"):
+        admin.plan_accept_lost(scene.group, here, to_offset=101)
+    admin.apply(plan, reason="a test")
+    run.reached(name, 120)
+    run.stop()
+    assert scene.book.written(name) == [(0, n) for n in range(100)] + [(0, n) for n in range(80, 120)]
+    assert [(each.from_offset, each.to_offset, each.reason) for each in admin.lost()] == [(80, 100, "rewritten")]
+
+
+@pytest.mark.usefixtures("short_backoff")
+def test_i4_a_truncated_log_that_no_worker_has_seen_needs_an_offset(
+    scene_on: Callable[..., Scene], own_kafka: KafkaServer, tmp_path: Path
+) -> None:
+    """I4: a forward reset, too, would pass the new records without a row."""
+    scene = scene_on(kafka=own_kafka)
+    name, run = truncated(scene, own_kafka, tmp_path / "older")
+    stored_stop(scene, 80)
+    run.stop()
+    scene.sql("UPDATE {schema}.partition_offset SET stop_log_end = NULL")  # as if none had run then
+    scene.produce(name, 40)
+    run = scene.worker(name, limits=OFTEN)
+    scene.wait(lambda: "truncated before it" in stored_stop(scene, None).message)
+    choice = stored_stop(scene, None).choices[0]
+    assert f"seekpoint lost accept {scene.group} {name}:0 --to-offset OFFSET" in choice
+    admin, here = admin_of(scene), Partition(name, 0)
+    for plan in (
+        lambda: admin.plan_accept_lost(scene.group, here),
+        lambda: admin.plan_reset(scene.group, ResetTo.latest()),
+        lambda: admin.plan_reset(scene.group, ResetTo.current()),
+    ):
+        with pytest.raises(Fenced, match=r"Name that offset: seekpoint lost accept .* --to-offset OFFSET"):
+            plan()
+    with pytest.raises(ConfigError, match="--to-offset 100 is not from 0 to 99"):
+        admin.plan_accept_lost(scene.group, here, to_offset=100)
+    given = ["lost", "accept", scene.group, f"{name}:0", *options(scene)]
+    seekpoint(*given, exits=1)
+    seekpoint(*given, "--to-offset", "80", "--apply", "--reason", "a test", exits=0)
+    run.reached(name, 120)
+    run.stop()
+    assert [(each.from_offset, each.to_offset, each.reason) for each in admin.lost()] == [(80, 100, "rewritten")]

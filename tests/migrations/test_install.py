@@ -327,7 +327,7 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     new: dict[str, object] = {"attempt_crashes": 0, "attempt_running": False}
     new |= dict.fromkeys(("attempt_error", "retry_at", "attempts_allowed", "attempt_policy"))
     new |= dict.fromkeys(("suspect_end", "suspect_part_end", "stop_kind", "stop_offset", "stop_message"))
-    new |= {**dict.fromkeys(("stop_choices", "stopped_at")), "suspect_running": False}
+    new |= {**dict.fromkeys(("stop_choices", "stopped_at", "stop_log_end")), "suspect_running": False}
     moved = [
         {"token" if name == "claim" else name: value for name, value in row.items()} for row in rows["partition_offset"]
     ]

@@ -124,7 +124,7 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     with pytest.raises(NotApplied):
         ledger.wait_until_applied(topic, 0, 11, timeout=0)
     ledger.record_action("found", partitions[0], 0, 1, reason="a test")
-    stop = OffsetLost(partitions[0], 11, "a test", ["a choice"])
+    stop = OffsetLost(partitions[0], 11, "a test", ["a choice"], log_end=20)
     stop.token = claims[0].token
     ledger.record_stops([stop])
     ledger.reset_offset(topic, 0, 15, log=None, reason="a test", lost="a test")

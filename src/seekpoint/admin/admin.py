@@ -194,13 +194,15 @@ class Admin:
         with self.engine.connect() as connection:
             return lost_ranges(SchemaConnection(connection, self.schema), sorted(groups))
 
-    def plan_accept_lost(self, group: str, partition: Partition) -> AcceptPlan:
+    def plan_accept_lost(self, group: str, partition: Partition, *, to_offset: int | None = None) -> AcceptPlan:
         """A plan to give up what a partition's log does not have any more. Asks the brokers.
 
-        Raises ConfigError for a partition that the group does not know, another cluster's brokers, and a topic that was
-        created again; KafkaUnavailable.
+        A truncated log continues at ``to_offset``, by default where it ended before it was written again. Raises Fenced
+        where no worker has seen that, and for another cause; ConfigError for an offset before or after what was
+        truncated, a partition that the group does not know, another cluster's brokers, and a topic that was created
+        again; KafkaUnavailable.
         """
-        return plan_lost(self._ledger(group), partition, self._brokers(), KAFKA_TIMEOUT)
+        return plan_lost(self._ledger(group), partition, to_offset, self._brokers(), KAFKA_TIMEOUT)
 
     def plan_accept_topic(self, group: str, topic: str, *, at: int | None = None) -> AcceptPlan:
         """A plan to read a topic that was created again: from its first offsets, or from ``at``. Asks the brokers.

@@ -11,11 +11,11 @@ from uuid import UUID
 
 from seekpoint.admin.by import By
 from seekpoint.admin.history import last_resets
-from seekpoint.errors import ConfigError, Fenced
+from seekpoint.errors import ConfigError, Fenced, OffsetLost
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger, Position
-from seekpoint.ledger.admin_actions import is_offset, reset_offset
+from seekpoint.ledger.admin_actions import is_offset, reset_offset, unknown_truncation
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import admin as sql
 from seekpoint.ledger.sql import status as read_sql
@@ -44,6 +44,7 @@ class Acceptance:
 
     ``log`` is the first offset and the end of its log, as the brokers answered when the plan was made; ``last_reset``
     the id of the partition's last reset, as it is on record: the plan holds until the next one.
+    ``truncated_at`` is where the log ended before the position, None where it did not.
     """
 
     partition: Partition
@@ -53,6 +54,7 @@ class Acceptance:
     to_offset: int
     log: tuple[int, int]
     last_reset: int | None
+    truncated_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,10 @@ def lost_ranges(tx: SchemaConnection, names: Sequence[str]) -> list[LostRange]:
     ]
 
 
-def plan_lost(ledger: Ledger, partition: Partition, settings: Mapping[str, Any], timeout: float) -> AcceptPlan:
-    """Raises ConfigError for an unknown partition, another cluster, and a topic that was created again."""
+def plan_lost(
+    ledger: Ledger, partition: Partition, to_offset: int | None, settings: Mapping[str, Any], timeout: float
+) -> AcceptPlan:
+    """See :meth:`seekpoint.admin.Admin.plan_accept_lost`."""
     rows, last = _stored(ledger)
     at = next((each for each in rows if each.partition == partition), None)
     if at is None:
@@ -94,16 +98,39 @@ def plan_lost(ledger: Ledger, partition: Partition, settings: Mapping[str, Any],
         raise ConfigError(
             f"topic {partition.topic!r} was created again: seekpoint topics accept {ledger.group} {partition.topic}"
         )
-    start, end = logs[partition]
-    is_rewritten = at.stop is not None and at.stop.kind == "OffsetLost"
-    if start <= at.next_offset <= end and not is_rewritten:
+    start, end = log = logs[partition]
+    is_lost = at.stop is not None and at.stop.kind == OffsetLost.__name__
+    if start <= at.next_offset <= end and not is_lost:
         if at.stop is not None:
             see = f"seekpoint status {shlex.quote(ledger.group)} shows what can be done"
             raise Fenced(f"{partition} is stopped at {at.stop.offset} for another cause, {at.stop.kind}: {see}")
         return AcceptPlan(ledger.group, (), (f"{partition} has lost nothing",))
-    to = min(max(at.next_offset, start), end)
-    accepted = Acceptance(partition, at.topic_id, None, at.next_offset, to, (start, end), last.get(partition))
+    if at.next_offset < start:
+        if to_offset is not None:
+            raise ConfigError(
+                f"{partition}: retention has passed it, and it continues at {start}: leave --to-offset out"
+            )
+        accepted = Acceptance(partition, at.topic_id, None, at.next_offset, start, log, last.get(partition))
+    else:
+        accepted = _truncated(ledger.group, at, log, to_offset, last.get(partition))
     return AcceptPlan(ledger.group, (accepted,), tuple(_lost_in_words(accepted)))
+
+
+def _truncated(
+    group: str, at: Position, log: tuple[int, int], to_offset: int | None, last_reset: int | None
+) -> Acceptance:
+    """A log that ended before the position continues there, or at ``to_offset``; what was written since is read."""
+    (start, end), last = log, at.next_offset
+    ends = (end, None if at.stop is None else at.stop.log_end)
+    truncated = min((each for each in ends if each is not None and each < last), default=None)
+    if truncated is None:  # it was longer again when a worker came to it
+        if to_offset is None:
+            raise Fenced(unknown_truncation(group, at))
+        truncated, last = to_offset, last - 1
+    to = max(truncated, start) if to_offset is None else to_offset
+    if not is_offset(to) or not start <= to <= min(last, end):
+        raise ConfigError(f"{at.partition}: --to-offset {to} is not from {start} to {min(last, end)}")
+    return Acceptance(at.partition, at.topic_id, None, at.next_offset, to, log, last_reset, truncated)
 
 
 def plan_topic(
@@ -149,8 +176,15 @@ def accept(ledger: Ledger, plan: AcceptPlan, by: By) -> None:
             if last.get(where) != each.last_reset:
                 raise Fenced(f"{where} was acted on since the plan was made: nothing was done; make another plan")
             reset_offset(
-                tx, where, each.to_offset, actor=by.actor, reason=by.reason, log=each.log, topic_id=each.new_topic_id
-            )  # fmt: skip
+                tx,
+                where,
+                each.to_offset,
+                actor=by.actor,
+                reason=by.reason,
+                log=each.log,
+                topic_id=each.new_topic_id,
+                truncated_at=each.truncated_at,
+            )
 
 
 def _stored(ledger: Ledger) -> tuple[list[Position], dict[Partition, int]]:
@@ -186,10 +220,12 @@ def _lost_in_words(each: Acceptance) -> Iterator[str]:
     (start, end), at = each.log, each.from_offset
     if at < start:
         yield f"{each.partition}: {start - at:,} offsets, {at} to {start - 1}, are given up (lost_range)"
-    elif at > end:
-        yield f"{each.partition}: the log ends at {end}: it has no offsets up to {at - 1} any more (lost_range)"
-    else:
-        yield f"{each.partition}: what was applied before {at} may not be what the log holds now"
+    elif each.truncated_at is not None:
+        ended = f"ends at {end}" if at > end else f"ended at {each.truncated_at}, and was written again since"
+        lost = f"{each.truncated_at} to {at - 1}"
+        yield f"{each.partition}: the log {ended}: what was applied from {lost} is not in it any more (lost_range)"
+        if each.to_offset > each.truncated_at:
+            yield f"{each.partition}: records from {each.truncated_at} to {each.to_offset - 1} are not read"
     yield f"{each.partition} continues at {each.to_offset}; its owner is fenced before its next commit"
 
 

@@ -15,6 +15,7 @@ from seekpoint.admin.reset_plan import Direction, Reset, ResetPlan
 from seekpoint.admin.reset_to import ResetTo
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger, Position
+from seekpoint.ledger.admin_actions import is_rewritten, unknown_truncation
 from seekpoint.ledger.claim import DELAYED, refuse_forgotten
 from seekpoint.ledger.positions import position
 from seekpoint.ledger.schema_connection import GroupConnection
@@ -47,6 +48,9 @@ def plan_reset(
     resets = tuple(
         _reset(target, row, wanted[at], ranges.get(at), last.get(at)) for at, row in found.items() if at in wanted
     )
+    for each in resets:
+        if each.direction != "none" and each.target >= each.position and is_rewritten(found[each.at], each.log):
+            raise Fenced(unknown_truncation(ledger.group, found[each.at]))
     said = consequences(resets, group, runs, logs.doubt)
     return ResetPlan(ledger.group, group.cluster_id, forgotten, str(target), datetime.now(UTC), resets, said)
 

@@ -58,6 +58,10 @@ def accept_lost(
     group: Group,
     partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="The partition that is stopped.")],
     *,
+    to_offset: Annotated[
+        int | None,
+        typer.Option(help="Continue there, in a truncated log. Default: where it ended.", metavar="N", min=0),
+    ] = None,
     apply: Apply = False,
     reason: Reason = None,
     actor: Actor = None,
@@ -66,12 +70,14 @@ def accept_lost(
 ) -> None:
     """Give up what a log does not have any more, and continue at its first offset, or at its end. Plan first.
 
-    Without --apply nothing is done. Exits with 1 where the partition is not as it was when the plan was made.
+    A log that was truncated and written again continues where it ended; --to-offset says where, if no worker has seen
+    it. Without --apply nothing is done. Exits with 1 where that offset is needed, and where the partition is not as it
+    was when the plan was made.
     """
     admin = admin_of(ledger, brokers, apply, reason)
     _carry_out(
         admin,
-        admin.plan_accept_lost(group, partition_named(partition)),
+        admin.plan_accept_lost(group, partition_named(partition), to_offset=to_offset),
         ledger,
         apply=apply,
         reason=reason,

@@ -26,6 +26,7 @@ def lost(
 ) -> OffsetLost:
     """The error with what happened to ``offset`` and the choices; ``move`` says who reset the position to it."""
     start, end = edges
+    log_end: int | None = end.offset
     log, other = (start.offset, end.offset), remedies.reset_to_offset(group, partition)
     elsewhere = f"elsewhere: {other} continues at that offset"
     stop = "stop: leave it; nothing is read or written until it is decided"
@@ -49,11 +50,11 @@ def lost(
             "the log was truncated before it and written again (the leader epoch stored with it is unknown or older): "
             "what was applied may not be what the log holds now"
         )
-        choices = (
-            f"accept: {remedies.accept_lost(group, partition, offset, log)} continues here",
-            f"read again: {other}, with an offset before the truncation",
-        )
-    return OffsetLost(partition, offset, why, choices=(*choices, elsewhere, stop))
+        log_end = None  # it has grown since
+        accept = remedies.accept_truncated(group, partition)
+        choices = (f"accept: {accept} continues where the log was truncated, and records the range up to here",)
+        elsewhere = f"read again: {other}, with an offset before the truncation"
+    return OffsetLost(partition, offset, why, choices=(*choices, elsewhere, stop), log_end=log_end)
 
 
 def unknown(partition: Partition, offset: int) -> TopicUnknown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
@@ -11,7 +12,8 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Row
 
-from seekpoint.errors import ConfigError, Fenced, GroupForgotten
+from seekpoint import remedies
+from seekpoint.errors import ConfigError, Fenced, GroupForgotten, OffsetLost
 from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as sql
@@ -78,8 +80,12 @@ def reset_offset(
     expected: int | None = None,
     topic_id: UUID | None = None,
     lost: str | None = None,
+    truncated_at: int | None = None,
 ) -> Position:
     """Reset a partition's position to ``to``; see :meth:`seekpoint.Ledger.reset_offset`.
+
+    ``truncated_at`` is where the log ended before the position, where the caller knows it; it is read from ``log``, and
+    from the stop in the row, too.
 
     Dead letters at or past the new position are superseded: their records will be read again.
 
@@ -99,8 +105,17 @@ def reset_offset(
             f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read it again, then decide"
         )
     adopted = None if topic_id in {None, row.topic_id} else topic_id
-    _record_loss(tx, row, _loss(row, to, log, lost, adopted), actor)
+    truncated = _truncated_at(row, to, log, truncated_at) if adopted is None else None
+    if adopted is None:
+        losses = list(_losses(row, to, log, lost, truncated))
+    else:  # the end of the old topic's log is not known
+        losses = [_Loss(row.next_offset, None, lost or "recreated", f"continue at {to} of topic id {adopted}")]
+    for loss in losses:
+        _record_loss(tx, row, loss, actor)
     steps = [(row.next_offset, to)]
+    if truncated is not None and truncated < to:
+        # Of what was written there since nothing was read: a wait for one of these records must end with that reason.
+        steps = [(row.next_offset, truncated), (truncated, to)]
     if adopted is not None and to > 0:
         # Of the new topic nothing was read: a wait for one of its records before `to` must end with that reason.
         steps = [(row.next_offset, 0), (0, to)]
@@ -169,23 +184,49 @@ class _Loss:
     decision: str
 
 
-def _loss(row: Row[Any], to: int, log: tuple[int, int] | None, lost: str | None, adopted: UUID | None) -> _Loss | None:
-    """The lost range that a reset records, if any (I4)."""
+def _losses(
+    row: Row[Any], to: int, log: tuple[int, int] | None, lost: str | None, truncated: int | None
+) -> Iterator[_Loss]:
+    """The lost ranges that a reset records (I4)."""
     at, decision = row.next_offset, f"continue at {to}"
-    if adopted is not None:  # the end of the old topic's log is not known
-        return _Loss(at, None, lost or "recreated", f"{decision} of topic id {adopted}")
-    if log is not None and log[1] < at:  # truncated: its offsets will be given to other records
-        return _Loss(log[1], at, _REWRITTEN, decision)
-    if lost is not None:
-        if to <= at:
-            raise ConfigError(
-                f"lost={lost!r} gives up nothing: {row.topic}/{row.partition} is at {at}, and a reset to {to} "
-                "passes no record; leave lost= out"
-            )
-        return _Loss(at, to, lost, decision)
-    if log is not None and at < log[0] <= to:
-        return _Loss(at, log[0], "retention", decision)
-    return None
+    if truncated is not None:  # its offsets were given to other records, or will be
+        yield _Loss(truncated, at, _REWRITTEN, decision)
+    if lost is not None and to > at:
+        yield _Loss(at, to, lost, decision)
+    elif lost is not None and truncated is None:
+        raise ConfigError(
+            f"lost={lost!r} gives up nothing: {row.topic}/{row.partition} is at {at}, and a reset to {to} "
+            "passes no record; leave lost= out"
+        )
+    elif log is not None and at < log[0] <= to:
+        yield _Loss(at, log[0], "retention", decision)
+
+
+def _truncated_at(row: Row[Any], to: int, log: tuple[int, int] | None, known: int | None) -> int | None:
+    """Where the log ended before the position, None where it did not. Raises Fenced for a `to` that needs it (I4)."""
+    at, stored = row.next_offset, position(row)
+    ends = [known, None if log is None else log[1], row.stop_log_end]
+    truncated = min((end for end in ends if end is not None and end < at), default=None)
+    if truncated is None and to >= at and is_rewritten(stored, log):
+        raise Fenced(unknown_truncation(row.consumer_group, stored))
+    return truncated
+
+
+def is_rewritten(stored: Position, log: tuple[int, int] | None) -> bool:
+    """Whether the partition is stopped in a log that was truncated and written again, and where is not known."""
+    stop = stored.stop
+    if stop is None or stop.kind != OffsetLost.__name__ or stop.log_end is not None:
+        return False
+    return log is None or log[0] <= stored.next_offset <= log[1]
+
+
+def unknown_truncation(group: str, stored: Position) -> str:
+    """Why such a partition does not continue at its position, or past it."""
+    return (
+        f"{stored.partition}: its log was truncated before {stored.next_offset} and written again, and no worker has "
+        "seen where it ended: the records from there on were never read. Name that offset: "
+        f"{remedies.accept_truncated(group, stored.partition)}"
+    )
 
 
 def _left_out(to: int, log: tuple[int, int] | None, lost: str | None) -> _Loss | None:

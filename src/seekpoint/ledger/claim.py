@@ -16,6 +16,7 @@ from seekpoint.errors import (
     GroupForgotten,
     GroupPaused,
     HandlerOutdated,
+    OffsetLost,
     PartitionStopped,
     StandbyRequired,
     TopicRecreated,
@@ -289,6 +290,7 @@ def record_stop(tx: GroupConnection, stop: PartitionStopped) -> CursorResult[Any
         at_offset=stop.offset,
         message=storable(stop.message),
         choices=[storable(choice) for choice in stop.choices],
+        log_end=stop.log_end if isinstance(stop, OffsetLost) else None,
     )
 
 

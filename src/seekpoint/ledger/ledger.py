@@ -316,10 +316,12 @@ class Ledger:
         id of a recreated topic. ``lost`` says why the records in between are skipped.
 
         Records that no worker will apply become a row of ``lost_range``: those in between with ``lost``; of a recreated
-        topic, those past the stored position, to an unknown end; of a log that ends before the stored position, those
-        in between; of one that begins past it, those before its start (the last two need ``log``). Written rows are
+        topic, those past the stored position, to an unknown end; of a log that ends before the stored position, or did
+        so when a worker stopped there, those in between; of one that begins past it, those before its start (these need
+        ``log``, or the stop). Written rows are
         not changed: records that are read again are applied again. Waits for the open batch, at most
-        ``Limits.transaction_age`` seconds. Raises ConfigError for an offset that is not in ``log``.
+        ``Limits.transaction_age`` seconds. Raises ConfigError for an offset that is not in ``log``, Fenced for one at
+        or past a position whose log was truncated and written again, where no worker has seen where it ended.
         """
         actor = admin_actions.operator(actor)
         with self.begin(lock_wait=self.limits.transaction_age) as tx:

@@ -17,13 +17,17 @@ from seekpoint.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a partition is stopped: ``kind`` is the error's name, ``choices`` lists the decisions."""
+    """Why a partition is stopped: ``kind`` is the error's name, ``choices`` lists the decisions.
+
+    ``log_end`` is where the log ended, as a worker that stopped here has seen it; None where none has (OffsetLost).
+    """
 
     kind: str
     offset: int
     message: str
     choices: tuple[str, ...]
     at: datetime
+    log_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ def position(row: Row[Any]) -> Position:
         kept["suspect_end"] = None
     if row.stop_kind is not None:
         choices = tuple(row.stop_choices)
-        kept["stop"] = Stop(row.stop_kind, row.stop_offset, row.stop_message, choices, row.stopped_at)
+        about = (row.stop_kind, row.stop_offset, row.stop_message, choices, row.stopped_at, row.stop_log_end)
+        kept["stop"] = Stop(*about)
     return Position(Partition(row.topic, row.partition), **kept)
 
 

@@ -120,6 +120,7 @@ partition_offset = Table(
     Column("stop_message", Text),
     Column("stop_choices", ARRAY(Text), comment="what an operator can do"),
     Column("stopped_at", DateTime(timezone=True)),
+    Column("stop_log_end", BigInteger, comment="where the log ended when it stopped with OffsetLost"),
     PrimaryKeyConstraint("consumer_group", "topic", "partition"),
     CheckConstraint("next_offset >= 0", name="next_offset"),
     # Not `postgresql_with=`: SQLAlchemy 2.0 has it for indexes only. The migration sets these; a test compares.

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine
 
 from postgres.ledger.test_group import refused_at_hold
-from seekpoint.errors import ConfigError, Fenced
+from seekpoint.errors import ConfigError, Fenced, OffsetLost
 from seekpoint.ledger.tables import admin_action, in_schema, lost_range
 from seekpoint.pipeline.policy import Limits
 from support.ledger_desk import Desk, backend, wait_until_blocked
@@ -138,6 +138,41 @@ def test_what_a_truncation_took_is_a_row(desk: Desks, to: int) -> None:
     assert lost_ranges(worker) == [(3, 5, "rewritten", f"continue at {to}", True)]
     worker.ledger.reset_offset("t", 0, to=1, log=(0, 3), reason="read again")
     assert len(lost_ranges(worker)) == 1
+
+
+def stop(worker: Desk, log_end: int | None) -> None:
+    lost = OffsetLost(worker.at(0), 5, "truncated", log_end=log_end)
+    lost.token = worker.claims[0].token
+    worker.ledger.record_stops([lost])
+
+
+@pytest.mark.parametrize("log", [(0, 9), None])
+@pytest.mark.parametrize(("to", "lost"), [(2, None), (3, None), (5, None), (7, "operator")])
+def test_what_was_truncated_is_a_row_where_the_log_has_grown_since(
+    desk: Desks, log: tuple[int, int] | None, to: int, lost: str | None
+) -> None:
+    """I4: the stop has where it ended; records that were written there since are passed on record, or read."""
+    worker = desk(at={0: 5})
+    stop(worker, 3)
+    worker.ledger.reset_offset("t", 0, to=to, log=log, lost=lost, reason="go on", actor="ann")
+    passed = [] if lost is None else [(5, to, lost, f"continue at {to}", True)]
+    assert lost_ranges(worker) == [(3, 5, "rewritten", f"continue at {to}", True), *passed]
+    if to > 3:
+        found = worker.ledger.wait_until_applied("t", 0, 3, timeout=0)
+        assert not found.applied
+        assert "ann reset the position over it" in str(found)
+
+
+def test_a_rewritten_log_is_not_passed_where_it_is_not_known_from_where_on(desk: Desks) -> None:
+    """I4: no range could be recorded; a reset to before the position reads what is there now."""
+    worker = desk(at={0: 5})
+    stop(worker, None)
+    for to in (5, 7):
+        with pytest.raises(Fenced, match=r"truncated before 5 and written again.*lost accept .* --to-offset OFFSET"):
+            worker.ledger.reset_offset("t", 0, to=to, log=(0, 9), reason="x")
+    assert worker.stands() == {0: 5}
+    worker.ledger.reset_offset("t", 0, to=4, log=(0, 9), reason="x")
+    assert lost_ranges(worker) == []
 
 
 def test_what_retention_took_is_a_row_where_the_log_is_known(desk: Desks) -> None:

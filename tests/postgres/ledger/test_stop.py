@@ -14,8 +14,8 @@ from support.ledger_desk import Desk
 Desks = Callable[..., Desk]
 
 
-def stop_of(desk: Desk, message: str = "gone\0", number: int = 0) -> OffsetLost:
-    stop = OffsetLost(desk.at(number), 5, message, choices=["one\0", "two"])
+def stop_of(desk: Desk, message: str = "gone\0", number: int = 0, log_end: int | None = None) -> OffsetLost:
+    stop = OffsetLost(desk.at(number), 5, message, choices=["one\0", "two"], log_end=log_end)
     stop.token = desk.claims[number].token
     return stop
 
@@ -65,7 +65,7 @@ def test_a_stop_under_another_claim_is_not_stored(desk: Desks, by: str) -> None:
 @pytest.mark.parametrize("by", ["claim", "move", "commit"])
 def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) -> None:
     worker = desk(at={0: 0})
-    worker.ledger.record_stops([stop_of(worker)])
+    worker.ledger.record_stops([stop_of(worker, log_end=9)])
     assert stored(worker) is not None
     match by:
         case "claim":
@@ -83,3 +83,22 @@ def test_a_release_keeps_the_stop(desk: Desks) -> None:
     worker.ledger.record_stops([stop_of(worker)])
     worker.ledger.release(worker.claims.values())
     assert stored(worker) is not None
+
+
+@pytest.mark.parametrize("by", ["claim", "move", "commit"])
+def test_where_a_truncated_log_ended_is_known_until_it_is_decided(desk: Desks, by: str) -> None:
+    """I4: the log has grown by the time it is read again, and the new records before the position would be passed."""
+    worker = desk(at={0: 5})
+    worker.ledger.record_stops([stop_of(worker, log_end=3)])
+    match by:
+        case "claim":
+            worker.claim(0)
+        case "move":
+            worker.ledger.reset_offset("t", 0, 5, log=None, reason="decided")
+            worker.claim(0)
+        case _:
+            worker.commit({0: 6})
+    worker.ledger.record_stops([stop_of(worker, "longer again")])
+    found = stored(worker)
+    assert found is not None
+    assert found.log_end == (3 if by == "claim" else None)

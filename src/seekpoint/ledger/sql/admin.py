@@ -32,10 +32,10 @@ from sqlalchemy.dialects import postgresql
 from seekpoint.ledger.sql.partition_offset import (
     APPLICATION,
     ASKED,
+    DECIDED,
     FIRST_COLUMNS,
     GROUP,
     NO_ATTEMPT,
-    NO_STOP,
     NO_SUSPECTS,
     READ_GROUP,
     array,
@@ -198,7 +198,7 @@ RESET_OFFSET = (
         epoch=offset.epoch + 1,
         unreleased_claims=0,
         **NO_ATTEMPT,
-        **NO_STOP,
+        **DECIDED,
         **NO_SUSPECTS,
     )
     .returning(partition_offset)

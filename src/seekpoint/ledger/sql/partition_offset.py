@@ -146,7 +146,8 @@ NO_ATTEMPT: Mapping[str, Any] = {
     "attempts_allowed": null(),
     "attempt_policy": null(),
 }
-# A claim, a reset and a commit end a stop: the next read finds the cause again, if there still is one.
+# A claim, a reset and a commit end a stop: the next read finds the cause again, if there still is one. It may find a
+# truncated log longer than it was: where it ended is kept until a reset or a commit.
 NO_STOP: Mapping[str, Any] = {
     "stop_kind": null(),
     "stop_offset": null(),
@@ -154,6 +155,7 @@ NO_STOP: Mapping[str, Any] = {
     "stop_choices": null(),
     "stopped_at": null(),
 }
+DECIDED: Mapping[str, Any] = {**NO_STOP, "stop_log_end": null()}
 
 
 def _refuse(problem: str, count: ColumnElement[int]) -> ColumnElement[int]:
@@ -237,7 +239,7 @@ def _moved(moving: CTE) -> CTE:
             suspect_part_end=case((and_(is_careful, ~offset.suspect_running), offset.suspect_part_end)),
             suspect_running=false(),
             **NO_ATTEMPT,
-            **NO_STOP,
+            **DECIDED,
         )
         .returning(literal_column("1").label("one"))
         .cte("moved")
@@ -459,6 +461,8 @@ STOP = (
             (and_(offset.stop_kind == _stop_kind, offset.stop_offset == _stop_offset), offset.stopped_at),
             else_=func.clock_timestamp(),
         ),
+        # A log that has grown since was truncated all the same. Where the new end is NULL, the earlier one stays.
+        stop_log_end=func.least(bindparam("log_end", type_=BigInteger), offset.stop_log_end),
     )
 )
 

@@ -170,6 +170,16 @@ def test_a_declaration_is_kept_by_topic_at_the_version_of_the_group(desk: Desks)
     assert execute(worker, "SELECT declared FROM {s}.consumer_group") == [(both,)], "of a version that is refused"
 
 
+@pytest.mark.parametrize("fewer", [{"sinks": ["orders"]}, {"sinks": []}, {}])
+def test_what_is_no_longer_declared_is_no_longer_stored(desk: Desks, fewer: dict[str, Any]) -> None:
+    """A sink that was removed, or a sentence that does not hold any more."""
+    worker = desk(at={0: 5})
+    status = status_of(worker)
+    status.declare({"a": {"sinks": ["orders", "lines"]}, "b": {}})
+    status.declare({"a": fewer})
+    assert execute(worker, "SELECT declared FROM {s}.consumer_group") == [({"a": fewer, "b": {}},)]
+
+
 def test_a_declaration_that_is_stored_already_locks_nothing(desk: Desks) -> None:
     worker = desk(at={0: 5})
     status_of(worker).declare({"a": {}})

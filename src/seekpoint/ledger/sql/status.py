@@ -25,7 +25,6 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    true,
     update,
 )
 from sqlalchemy.dialects import postgresql
@@ -129,7 +128,8 @@ STORE_DECLARED = (
     .where(
         consumer_group.c.name == GROUP,
         consumer_group.c.version == bindparam("its_version", type_=Integer),
-        _declared.contains(_mine).is_not(true()),
+        # Not containment: an array contains one that has fewer members.
+        consumer_group.c.declared.is_distinct_from(_declared.concat(_mine)),
     )
     .values(declared=_declared.concat(_mine))
 )

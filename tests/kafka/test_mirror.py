@@ -8,11 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 
 from seekpoint import Limits, OnPoison, Partition, StartAt, events
-from seekpoint.admin import Admin
-from seekpoint.errors import ConfigError, Fenced
+from seekpoint.admin import Admin, ResetTo
+from seekpoint.errors import ConfigError, Fenced, KafkaUnavailable
 from seekpoint.kafka.commits import Commit, read_commits, write_commits
 from seekpoint.kafka.identity import Identity
 from support.command import seekpoint
@@ -270,6 +277,57 @@ def test_a_member_of_the_old_group_is_refused_before_and_after_its_commits_are_r
     with pytest.raises(Fenced, match=f"has committed 5 for {old}/0, in the plan 4"):
         admin(scene).apply(plan, reason="test")
     assert scene.positions() == {}
+
+
+def test_commits_that_an_open_transaction_replaces_are_not_read(scene: Scene, old: str) -> None:
+    """The plain consumer has written its output, and waits or has crashed: the transaction's end decides on the offset.
+
+    Also of a partition that has no commit yet, and where the transaction begins after the plan was made.
+    """
+    group = "old-" + scene.group
+    new, _ = scene.log(10)
+    asked = admin(scene)
+    plan = asked.plan_import(scene.group, group, [old])
+    producer = Producer({"bootstrap.servers": scene.broker, "transactional.id": f"{old}-out", "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    consumer = Consumer({"bootstrap.servers": scene.broker, "group.id": group, "log_level": 0})
+    applied = [TopicPartition(old, 0, 6), TopicPartition(new, 0, 7)]
+    producer.send_offsets_to_transaction(applied, consumer.consumer_group_metadata(), 30)
+    consumer.close()
+    for refused in (
+        lambda: asked.plan_import(scene.group, group, [old]),
+        lambda: asked.plan_import(scene.group, group, [new], missing="earliest"),
+        lambda: asked.apply(plan, reason="test"),
+    ):
+        with pytest.raises(KafkaUnavailable, match=rf"({old}|{new})/0 are part of an open transaction: try again"):
+            refused()
+    assert scene.positions() == {}
+    producer.commit_transaction(30)
+
+    def planned(topic: str) -> list[int]:
+        return [at.offset for at in asked.plan_import(scene.group, group, [topic], missing="earliest").partitions]
+
+    scene.wait(lambda: offsets(scene, group).keys() >= {Partition(new, 0)})
+    assert (planned(old), planned(new)) == ([6, 7], [7])
+
+
+def test_a_reset_to_commits_in_an_open_transaction_is_refused(scene: Scene) -> None:
+    name, _ = scene.log(10)
+    worker = scene.worker(name, limits=OFTEN)
+    worker.reached(name, 10)
+    worker.stop()
+    group = "old-" + scene.group
+    commit_to_kafka(scene, {Partition(name, 0): 4}, group)
+    producer = Producer({"bootstrap.servers": scene.broker, "transactional.id": f"{name}-out", "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    consumer = Consumer({"bootstrap.servers": scene.broker, "group.id": group, "log_level": 0})
+    producer.send_offsets_to_transaction([TopicPartition(name, 0, 7)], consumer.consumer_group_metadata(), 30)
+    consumer.close()
+    with pytest.raises(KafkaUnavailable, match=rf"{name}/0 are part of an open transaction"):
+        admin(scene).plan_reset(scene.group, ResetTo.kafka(group))
+    producer.abort_transaction(30)
 
 
 def test_a_start_at_committed_offsets_refuses_a_mirrors(scene: Scene) -> None:

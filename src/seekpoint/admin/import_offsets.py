@@ -62,8 +62,7 @@ def plan_import(
     """See :meth:`seekpoint.admin.Admin.plan_import`."""
     identity = Identity(kafka, timeout)
     cluster = identity.cluster_id()
-    commits = _read_commits(identity, old)
-    named = sorted({at.topic for at in commits} if topics is None else set(topics))
+    named = sorted({at.topic for at in _read_commits(identity, old)} if topics is None else set(topics))
     if not named:
         raise ConfigError(
             f"group {old!r} has no commit in Kafka: check the name, and that its offsets have not expired"
@@ -72,6 +71,7 @@ def plan_import(
     with ledger.begin() as tx:
         _require_new(tx, cluster, named)
     partitions = [Partition(topic, number) for topic in named for number in range(counts[topic])]
+    commits = _read_commits(identity, old, partitions)
     readable = Watermarks(identity, committed=kafka.get("isolation.level") != "read_uncommitted").logs(partitions)
     written = Watermarks(identity, committed=False).logs(partitions)
     found = []
@@ -109,7 +109,7 @@ def apply_import(ledger: Ledger, plan: ImportPlan, by: By, *, kafka: Mapping[str
 
 def _require_same(identity: Identity, plan: ImportPlan) -> None:
     """Raise Fenced where commits, topics or their partitions are not those of the plan."""
-    commits = _read_commits(identity, plan.from_group)
+    commits = _read_commits(identity, plan.from_group, [each.partition for each in plan.partitions])
     ids = identity.ask({each.partition.topic for each in plan.partitions}).known()
     counts = identity.known({each.partition.topic for each in plan.partitions})
     if sum(counts.values()) != len(plan.partitions):
@@ -126,13 +126,15 @@ def _require_same(identity: Identity, plan: ImportPlan) -> None:
             raise Fenced(f"topic {each.partition.topic!r} was created again: nothing was done; make another plan")
 
 
-def _read_commits(identity: Identity, group: str) -> dict[Partition, Commit]:
-    """The commits of a group without members. Raises Fenced where it has some before or after they were read.
+def _read_commits(
+    identity: Identity, group: str, partitions: Collection[Partition] | None = None
+) -> dict[Partition, Commit]:
+    """The commits of a group without members, of these partitions or of all.
 
-    A member that joined in between may have committed since, and read records that would be applied again.
+    Raises Fenced where it has some before or after they were read. A member that joined in between may have committed since, and read records that would be applied again.
     """
     require_empty(identity, group)
-    found = read_commits(identity, group)
+    found = read_commits(identity, group, partitions)
     require_empty(identity, group)
     return found
 

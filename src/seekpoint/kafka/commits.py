@@ -54,15 +54,28 @@ def read_commits(
 ) -> dict[Partition, Commit]:
     """The commits of a group, of these partitions or of all; without those that have none. Raises KafkaUnavailable.
 
+    Also where an open transaction is about to replace one. Of all partitions, one whose first commit is in an open
+    transaction is not listed: name those that count.
+
     For commands and the start of a worker: see :meth:`seekpoint.kafka.client.Client.committed`.
     """
     named = None if partitions is None else [TopicPartition(at.topic, at.number) for at in sorted(partitions)]
     asked = [ConsumerGroupTopicPartitions(group, named)]
     try:
-        future = identity.admin.list_consumer_group_offsets(asked, request_timeout=identity.timeout)[group]
-        found = future.result(identity.timeout + 1).topic_partitions
-        if failed := next((at.error for at in found if at.error is not None), None):
-            raise KafkaException(failed)
+        answers = identity.admin.list_consumer_group_offsets(
+            asked,
+            require_stable=True,  # what an open transaction has applied must not be read again after its end
+            request_timeout=identity.timeout,
+        )
+        found = answers[group].result(identity.timeout + 1).topic_partitions
+        failed = {Partition(at.topic, at.partition): at.error for at in found if at.error is not None}
+        if open_ := sorted(at for at, error in failed.items() if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT):
+            raise KafkaUnavailable(
+                f"the commits of group {group!r} for {', '.join(map(str, open_))} are part of an open transaction: try "
+                "again when it has ended"
+            )
+        if failed:
+            raise KafkaException(*failed.values())
     except (KafkaException, TimeoutError) as error:
         raise KafkaUnavailable(f"no answer about the commits of group {group!r}: {error}") from error
     return commits_of(found)

@@ -24,7 +24,8 @@ depends_on = None
 # A sample of an earlier life of the topic is of another log: that is compared after LIMIT, so that the planner reads
 # the index backwards. The age of the next record is interpolated between the two samples around the time when the log's
 # end was the position; before the first sample, the last applied record's age is known. The log's start is
-# extrapolated over at most a day.
+# extrapolated over at most a day. The last columns are for the exporter, which asks brokers where the log begins and
+# ends now: they are there, too, where the last sample is old, since the worker is dead.
 _LAG = """
 CREATE VIEW {schema}.lag AS
 SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.record_time, o.owner,
@@ -32,14 +33,15 @@ SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.
        s.at AS sampled_at, statement_timestamp() - s.at AS sample_age, s.log_start, s.log_end,
        fresh.lag AS lag_records,
        CASE WHEN fresh.lag = 0 THEN 0
-            WHEN after.at IS NOT NULL THEN extract(epoch FROM statement_timestamp() - (before.at
-                + (after.at - before.at) * ((o.next_offset - before.log_end)::float8 / (after.log_end - before.log_end))
-            ))::float8
+            WHEN fresh.lag > 0 AND came.at IS NOT NULL
+                THEN extract(epoch FROM statement_timestamp() - came.at)::float8
             WHEN fresh.lag > 0 THEN greatest(extract(epoch FROM statement_timestamp() - o.record_time)::float8, 0)
        END AS lag_seconds,
        fresh.headroom AS headroom_records,
-       CASE WHEN s.log_start > past.log_start THEN greatest(fresh.headroom, 0)
-            / ((s.log_start - past.log_start) / extract(epoch FROM s.at - past.at)::float8) END AS headroom_seconds
+       CASE WHEN fresh.headroom IS NOT NULL AND s.log_start > past.log_start THEN greatest(fresh.headroom, 0)
+            / ((s.log_start - past.log_start) / extract(epoch FROM s.at - past.at)::float8) END AS headroom_seconds,
+       came.at AS next_record_at, before.at AS reached_at, before.log_end AS reached_end,
+       coalesce(past.at, s.at) AS log_start_since, coalesce(past.log_start, s.log_start) AS past_log_start
 FROM {schema}.partition_offset o
 LEFT JOIN {schema}.worker w ON w.owner = o.owner
 LEFT JOIN (
@@ -58,7 +60,7 @@ LEFT JOIN LATERAL (
 ) fresh ON true
 LEFT JOIN LATERAL (
     SELECT p.at, p.topic_id, p.log_end FROM {schema}.position_sample p
-    WHERE fresh.lag > 0 AND p.consumer_group = o.consumer_group AND p.topic = o.topic AND p.partition = o.partition
+    WHERE p.consumer_group = o.consumer_group AND p.topic = o.topic AND p.partition = o.partition
           AND p.log_end <= o.next_offset
     ORDER BY p.at DESC LIMIT 1
 ) before ON before.topic_id = o.topic_id
@@ -69,11 +71,15 @@ LEFT JOIN LATERAL (
     ORDER BY p.at LIMIT 1
 ) after ON true
 LEFT JOIN LATERAL (
+    SELECT before.at + (after.at - before.at)
+           * ((o.next_offset - before.log_end)::float8 / (after.log_end - before.log_end)) AS at
+) came ON true
+LEFT JOIN LATERAL (
     SELECT p.at, p.topic_id, p.log_start FROM {schema}.position_sample p
     WHERE p.consumer_group = o.consumer_group AND p.topic = o.topic AND p.partition = o.partition
           AND p.at > statement_timestamp() - interval '1 day' AND p.at < s.at
     ORDER BY p.at LIMIT 1
-) past ON past.topic_id = o.topic_id AND fresh.headroom IS NOT NULL
+) past ON past.topic_id = o.topic_id
 """
 # What is not known of one partition is not known of the group: a sum over the others would look healthy.
 _GROUP_STATUS = """

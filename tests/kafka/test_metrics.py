@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka import TopicPartition
 from sqlalchemy import text
 
 from seekpoint import Limits
@@ -92,6 +93,40 @@ def test_with_all_workers_dead_a_small_lag_does_not_look_healthy(scene: Scene, s
     assert asked.of(catalogue.LAG) == {at: 7}, "the brokers know the end"
     assert asked.of(catalogue.HEADROOM) == {at: 10}
     assert asked.of(catalogue.KAFKA_UP) == {(): 1}
+
+
+def test_with_brokers_lag_and_headroom_in_time_outlive_the_workers(scene: Scene, sampled: str) -> None:
+    """Retention has deleted nine of ten records in the two hours since a sample, and the next one came lately."""
+    at = (scene.group, sampled, "0")
+    scene.sql(
+        "DELETE FROM {schema}.position_sample WHERE at <> (SELECT max(at) FROM {schema}.position_sample)",
+        "UPDATE {schema}.position_sample SET at = now() - interval '2 hours'",
+    )
+    assert read(gauges(scene, brokers=scene.broker)).of(catalogue.LAG_SECONDS) == {at: 0}, "nothing waits"
+    scene.produce(sampled, 10)
+    scene.admin.delete_records([TopicPartition(sampled, 0, 9)])[TopicPartition(sampled, 0)].result(20)
+    found = read(gauges(scene, brokers=scene.broker))
+    assert found.of(catalogue.SAMPLE_AGE)[at] > 7199
+    assert (found.of(catalogue.LAG), found.of(catalogue.HEADROOM)) == ({at: 10}, {at: 1})
+    assert found.of(catalogue.LAG_SECONDS)[at] == pytest.approx(7200, abs=60), "it came after the sample"
+    assert found.of(catalogue.HEADROOM_SECONDS)[at] == pytest.approx(7200 / 9, abs=10)
+    without = read(gauges(scene))
+    assert (without.of(catalogue.LAG_SECONDS), without.of(catalogue.HEADROOM_SECONDS)) == ({}, {})
+
+
+def test_with_brokers_lag_in_time_is_interpolated_up_to_now(scene: Scene, sampled: str) -> None:
+    """Of the 20 records since the sample of an hour ago, the position has passed half."""
+    at = (scene.group, sampled, "0")
+    scene.produce(sampled, 10)
+    scene.sql(
+        "DELETE FROM {schema}.position_sample WHERE at <> (SELECT max(at) FROM {schema}.position_sample)",
+        "UPDATE {schema}.position_sample SET at = now() - interval '1 hour', log_end = 0, next_offset = 0",
+    )
+    found = read(gauges(scene, brokers=scene.broker))
+    assert found.of(catalogue.LAG_SECONDS)[at] == pytest.approx(1800, abs=30)
+    scene.admin.delete_records([TopicPartition(sampled, 0, 12)])[TopicPartition(sampled, 0)].result(20)
+    lost = read(gauges(scene, brokers=scene.broker))
+    assert (lost.of(catalogue.HEADROOM)[at], lost.of(catalogue.HEADROOM_SECONDS)[at]) == (-2, 0)
 
 
 def test_a_topic_that_was_created_again_has_no_lag(scene: Scene, sampled: str) -> None:

@@ -48,7 +48,8 @@ FAULTS: dict[str, Mapping[str, str | None]] = {
     "SeekpointStale": {'seekpoint_stale{group="shop"}': "1x150"},
     "SeekpointNotLive": {'seekpoint_live{group="shop",instance="b"}': "0x150"},
     "SeekpointNotOwned": {f"seekpoint_partition_owned{{{AT}}}": "0x150"},
-    "SeekpointSampleOld": {
+    "SeekpointSampleOld": {f"seekpoint_sample_age_seconds{{{AT}}}": "0+60x150"},
+    "SeekpointLagUnknown": {
         f"seekpoint_sample_age_seconds{{{AT}}}": "0+60x150",
         f"seekpoint_lag_records{{{AT}}}": None,
         f"seekpoint_retention_headroom_seconds{{{AT}}}": None,
@@ -65,7 +66,16 @@ QUIET: dict[str, Mapping[str, str | None]] = {
         f"seekpoint_last_commit_timestamp_seconds{{{AT}}}": "60x50 3000+60x100",
         f"seekpoint_lag_records{{{AT}}}": "100x50 0x100",
         f"seekpoint_partition_owned{{{AT}}}": "0x50 1x100",
+        f"seekpoint_sample_age_seconds{{{AT}}}": "0+60x50 5x100",
         'seekpoint_stale{group="shop"}': "1x50 0x100",
+    },
+    "a paused group whose lag is not known": {
+        'seekpoint_paused{group="shop"}': "1x50 0x100",
+        f"seekpoint_last_commit_timestamp_seconds{{{AT}}}": "60x50 3000+60x100",
+        f"seekpoint_lag_records{{{AT}}}": "3x3 stale _x46 0x100",
+        f"seekpoint_retention_headroom_seconds{{{AT}}}": "90000x3 stale _x46 90000x100",
+        f"seekpoint_partition_owned{{{AT}}}": "0x50 1x100",
+        f"seekpoint_sample_age_seconds{{{AT}}}": "0+60x50 5x100",
     },
     "a quiet topic": {
         f"seekpoint_last_commit_timestamp_seconds{{{AT}}}": "60x150",
@@ -81,6 +91,25 @@ QUIET: dict[str, Mapping[str, str | None]] = {
         f"seekpoint_lag_records{{{AT}}}": "0x150",
     },
     "dead letters that were decided": {f"seekpoint_dead_letters_open{{{AT}}}": "30x80 4x70"},
+}
+
+
+# All workers were killed half an hour ago; retention deletes on, and reaches the position in the second hour.
+DEAD = {
+    f"seekpoint_last_commit_timestamp_seconds{{{AT}}}": "0+60x30 1800x120",
+    f"seekpoint_next_offset{{{AT}}}": "0+1000x30 30000x120",
+    f"seekpoint_sample_age_seconds{{{AT}}}": "5x30 0+60x120",
+    f"seekpoint_partition_owned{{{AT}}}": "1x31 0x120",
+    'seekpoint_live{group="shop"}': "1x30 stale",
+    'seekpoint_stale{group="shop"}': "0x30 stale",
+}
+ASKED = {  # by an exporter
+    f"seekpoint_lag_records{{{AT}}}": "10x30 0+1000x120",
+    f"seekpoint_retention_headroom_seconds{{{AT}}}": "24000x30 24000-60x120",
+}
+BLIND = {
+    f"seekpoint_lag_records{{{AT}}}": "10x32 stale",
+    f"seekpoint_retention_headroom_seconds{{{AT}}}": "24000x32 stale",
 }
 
 
@@ -130,6 +159,17 @@ def test_an_alert_fires_on_its_fault_and_no_other_does(
 @pytest.mark.parametrize("state", QUIET)
 def test_all_are_silent_on_what_is_no_fault(promtool: Path, tmp_path: Path, state: str) -> None:
     check(promtool, tmp_path, QUIET[state], [])
+
+
+def test_dead_workers_are_seen_before_retention_takes_what_they_have_not_applied(
+    promtool: Path, tmp_path: Path
+) -> None:
+    seen = ["SeekpointNoProgress", "SeekpointNotOwned", "SeekpointRetentionNear", "SeekpointSampleOld"]
+    check(promtool, tmp_path, {**DEAD, **ASKED}, seen)
+
+
+def test_dead_workers_whose_lag_is_not_known_are_critical(promtool: Path, tmp_path: Path) -> None:
+    check(promtool, tmp_path, {**DEAD, **BLIND}, ["SeekpointLagUnknown", "SeekpointNotOwned"])
 
 
 def test_an_exporter_that_is_gone_is_seen(promtool: Path, tmp_path: Path) -> None:

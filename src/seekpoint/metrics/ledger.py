@@ -34,9 +34,10 @@ Logs = Mapping[Partition, tuple[int, int]]
 class LedgerGauges:
     """Has the gauges of all groups of one ledger; each reading is one transaction that writes nothing.
 
-    ``kafka`` is librdkafka's configuration: then the brokers are asked for the logs' ends. Without it, or where none
-    answers, lag and headroom are of the workers' samples, and have no series where the last one is older than three
-    minutes. Where the database does not answer, the gauge "ledger_up" is 0, and nothing else has a series.
+    ``kafka`` is librdkafka's configuration: then the brokers are asked where the logs begin and end, and lag and
+    headroom are known where workers are dead, too: in time by the samples that they have left. Without it, or where
+    none answers, both are of the workers' samples, and have no series where the last one is older than three minutes.
+    Where the database does not answer, the gauge "ledger_up" is 0, and nothing else has a series.
     """
 
     def __init__(
@@ -111,17 +112,18 @@ class LedgerGauges:
 
 def _add_partition(samples: Samples, row: Row[Any], log: tuple[int, int] | None) -> None:
     group, at = row.consumer_group, Partition(row.topic, row.partition)
-    lag, headroom, seconds = row.lag_records, row.headroom_records, row.lag_seconds
+    lag, seconds = row.lag_records, row.lag_seconds
+    headroom, headroom_seconds = row.headroom_records, row.headroom_seconds
     if log is not None:
         start, end = log
         lag = end - row.next_offset if row.next_offset <= end else None  # past the end: not known
-        headroom = row.next_offset - start
-        seconds = 0 if lag == 0 else seconds
+        seconds = _lag_seconds(row, end)
+        headroom, headroom_seconds = row.next_offset - start, _headroom_seconds(row, start)
     samples.add_at(of.NEXT_OFFSET, row.next_offset, group, at)
     samples.add_at(of.LAG, lag, group, at)
     samples.add_at(of.LAG_SECONDS, seconds, group, at)
     samples.add_at(of.HEADROOM, headroom, group, at)
-    samples.add_at(of.HEADROOM_SECONDS, row.headroom_seconds, group, at)
+    samples.add_at(of.HEADROOM_SECONDS, headroom_seconds, group, at)
     samples.add_at(of.SAMPLE_AGE, None if row.sample_age is None else row.sample_age.total_seconds(), group, at)
     samples.add_at(of.OWNED, row.owner is not None, group, at)
     samples.add_at(of.DEAD_LETTERS_OPEN, row.dead_letters, group, at)
@@ -129,3 +131,28 @@ def _add_partition(samples: Samples, row: Row[Any], log: tuple[int, int] | None)
         samples.add_at(of.STOPPED, 1, group, at, row.stop_kind)
     if row.committed_at is not None:
         samples.add_at(of.LAST_COMMIT, row.committed_at.timestamp(), group, at)
+
+
+def _lag_seconds(row: Row[Any], end: int) -> float | None:
+    """How old the next record is, as the view has it, with the log's end of now as the newest sample.
+
+    Where samples are old, the record may have come any time since: then it is taken to have come as early as it can.
+    """
+    if row.next_offset >= end:
+        return 0 if row.next_offset == end else None
+    came = row.next_record_at
+    if came is None and row.reached_at is not None:
+        share = (row.next_offset - row.reached_end) / (end - row.reached_end)
+        came = row.reached_at + (row.now - row.reached_at) * share
+    came = row.record_time if came is None else came
+    return None if came is None else float(max((row.now - came).total_seconds(), 0))
+
+
+def _headroom_seconds(row: Row[Any], start: int) -> float | None:
+    """In how long the log's start reaches the position, as fast as it has moved since a stored sample."""
+    headroom = row.next_offset - start
+    if headroom < 0:
+        return 0
+    if row.past_log_start is None or start <= row.past_log_start:
+        return None
+    return float(headroom * (row.now - row.log_start_since).total_seconds() / (start - row.past_log_start))

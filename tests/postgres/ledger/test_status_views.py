@@ -80,6 +80,24 @@ def test_a_position_that_has_passed_the_sample_is_a_lag_of_zero(desk: Desks) -> 
     assert [(row.lag_records, row.lag_seconds) for row in view(worker, lag)] == [(0, 0.0)]
 
 
+def test_an_old_sample_says_when_it_was_and_how_fast_retention_deleted(desk: Desks) -> None:
+    """For the exporter, which asks the brokers where the log is now."""
+    worker = desk(at={0: 150})
+    status = status_of(worker)
+    for start, end, later in ((0, 100, "20 minutes"), (40, 140, "30 minutes"), (60, 200, "30 minutes")):
+        status.sample({worker.at(0): (start, end)})
+        age(worker, later)
+    (row,) = view(worker, lag)
+    assert (row.lag_records, row.lag_seconds, row.headroom_seconds) == (None, None, None)
+    assert row.sampled_at - row.reached_at == pytest.approx(timedelta(minutes=30), abs=timedelta(seconds=9))
+    assert (row.reached_end, row.past_log_start) == (140, 0)
+    assert row.next_record_at - row.reached_at == pytest.approx(timedelta(minutes=5), abs=timedelta(seconds=9))
+    assert row.sampled_at - row.log_start_since == pytest.approx(timedelta(minutes=50), abs=timedelta(seconds=9))
+    age(worker, "2 days")
+    (row,) = view(worker, lag)
+    assert (row.log_start_since, row.past_log_start) == (row.sampled_at, 60)
+
+
 def test_lag_in_time_is_interpolated_between_samples(desk: Desks) -> None:
     """The log's end was at 100 an hour ago, at 200 half an hour ago: offset 150 came three quarters of an hour ago."""
     worker = desk(at={0: 150})

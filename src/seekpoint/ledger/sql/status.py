@@ -144,7 +144,9 @@ POSITIONS = (
     .where(offset.consumer_group == _among)
     .order_by(offset.consumer_group, offset.topic, offset.partition)
 )
-LAG_OF_ALL = select(lag).order_by(lag.c.consumer_group, lag.c.topic, lag.c.partition)
+LAG_OF_ALL = select(lag, func.statement_timestamp(type_=DateTime(timezone=True)).label("now")).order_by(
+    lag.c.consumer_group, lag.c.topic, lag.c.partition
+)
 TOPIC_IDS = select(offset.consumer_group, offset.topic, offset.partition, offset.topic_id)
 LAG = select(lag).where(lag.c.consumer_group == _among)
 # As the view group_status counts them; of display alone, as a worker in a long handler is not seen.

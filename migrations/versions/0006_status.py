@@ -40,6 +40,7 @@ SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.
        fresh.headroom AS headroom_records,
        CASE WHEN fresh.headroom IS NOT NULL AND s.log_start > past.log_start THEN greatest(fresh.headroom, 0)
             / ((s.log_start - past.log_start) / extract(epoch FROM s.at - past.at)::float8) END AS headroom_seconds,
+       (w.state <> 'ended' AND w.seen_at > statement_timestamp() - interval '1 minute') IS TRUE AS owned,
        came.at AS next_record_at, before.at AS reached_at, before.log_end AS reached_end,
        coalesce(past.at, s.at) AS log_start_since, coalesce(past.log_start, s.log_start) AS past_log_start
 FROM {schema}.partition_offset o

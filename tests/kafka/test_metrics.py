@@ -95,6 +95,19 @@ def test_with_all_workers_dead_a_small_lag_does_not_look_healthy(scene: Scene, s
     assert asked.of(catalogue.KAFKA_UP) == {(): 1}
 
 
+def test_a_killed_worker_has_no_partition(scene: Scene) -> None:
+    """It has released nothing: its row says when it was seen last."""
+    name, _ = scene.log(10)
+    process = scene.worker_process(name)
+    at = (scene.group, name, "0")
+    scene.wait_for_position(name, 10)
+    scene.wait(lambda: read(gauges(scene)).of(catalogue.OWNED) == {at: 1})
+    process.kill()
+    scene.sql("UPDATE {schema}.worker SET seen_at = seen_at - interval '1 minute'")
+    assert [row.owner is None for row in scene.sql("SELECT owner FROM {schema}.lag")] == [False]
+    assert read(gauges(scene)).of(catalogue.OWNED) == {at: 0}
+
+
 def test_with_brokers_lag_and_headroom_in_time_outlive_the_workers(scene: Scene, sampled: str) -> None:
     """Retention has deleted nine of ten records in the two hours since a sample, and the next one came lately."""
     at = (scene.group, sampled, "0")

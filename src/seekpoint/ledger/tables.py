@@ -452,6 +452,7 @@ lag = Table(
     *_optional(stop_kind=Text, stop_offset=BigInteger, stopped_at=DateTime(timezone=True), dead_letters=BigInteger),
     *_optional(sampled_at=DateTime(timezone=True), sample_age=Interval, log_start=BigInteger, log_end=BigInteger),
     *_optional(lag_records=BigInteger, lag_seconds=Double, headroom_records=BigInteger, headroom_seconds=Double),
+    *_optional(owned=Boolean),
     *_optional(next_record_at=DateTime(timezone=True), reached_at=DateTime(timezone=True), reached_end=BigInteger),
     *_optional(log_start_since=DateTime(timezone=True), past_log_start=BigInteger),
 )

@@ -125,7 +125,7 @@ def _add_partition(samples: Samples, row: Row[Any], log: tuple[int, int] | None)
     samples.add_at(of.HEADROOM, headroom, group, at)
     samples.add_at(of.HEADROOM_SECONDS, headroom_seconds, group, at)
     samples.add_at(of.SAMPLE_AGE, None if row.sample_age is None else row.sample_age.total_seconds(), group, at)
-    samples.add_at(of.OWNED, row.owner is not None, group, at)
+    samples.add_at(of.OWNED, row.owned, group, at)
     samples.add_at(of.DEAD_LETTERS_OPEN, row.dead_letters, group, at)
     if row.stop_kind is not None:
         samples.add_at(of.STOPPED, 1, group, at, row.stop_kind)

@@ -45,10 +45,21 @@ def test_lag_and_headroom_of_a_sample(desk: Desks) -> None:
     assert (first.next_offset, first.lag_records, first.headroom_records) == (5, 20, 3)
     assert (second.lag_records, second.lag_seconds, second.headroom_records) == (0, 0.0, 7)
     assert (first.owner, first.host, first.pid) == (worker.ledger.owner, "host-1", 4711)
+    assert first.owned
     assert first.sample_age < timedelta(minutes=1)
     (group,) = view(worker, group_status)
     assert (group.partitions, group.owned, group.stopped, group.workers) == (2, 2, 0, 1)
     assert (group.lag_records, group.unknown_lag, group.headroom_records) == (20, 0, 3)
+
+
+@pytest.mark.parametrize("change", ["state = 'ended'", "seen_at = seen_at - interval '1 minute'"])
+def test_a_worker_that_has_ended_or_was_not_seen_lately_has_no_partition(desk: Desks, change: str) -> None:
+    worker = desk(at={0: 5})
+    assert [row.owned for row in view(worker, lag)] == [False], "its row is not written yet"
+    status_of(worker).seen("running")
+    assert [row.owned for row in view(worker, lag)] == [True]
+    execute(worker, f"UPDATE {{s}}.worker SET {change}")
+    assert [(row.owned, row.owner) for row in view(worker, lag)] == [(False, worker.ledger.owner)]
 
 
 @pytest.mark.parametrize("minutes", [2, 4])

@@ -79,6 +79,8 @@ def one_of_each() -> tuple[Worker, Tally]:
         events.DeadLettered(partition=A, offset=3, state=State.DEAD_LETTERED, failure=FAILURE),
         events.CrashSuspected(partition=A, crashes=2, until=9),
         events.KafkaTrouble(error="away"),
+        events.OtherCommits(commits={A: 3, B: 4}),
+        events.MirrorFailed(error="broken"),
         events.LagSampled(lag={A: 3, B: 4}),
         events.PartitionStopped(partition=A, error=OffsetLost(A, 10, "gone")),
     )
@@ -98,7 +100,8 @@ def test_each_event_is_counted() -> None:
     assert found["resyncs_total", "g", "reply lost"] == found["stops_total", "g", "OffsetLost"] == 1
     assert found["dead_letters_total", "g", "a", "dead_lettered", "handler"] == 1
     assert found["troubles_total", "g", "kafka"] == 1
-    for name in ("claims_lost", "retries", "isolations", "crash_suspicions"):
+    assert found["other_commits_total", "g"] == 2, "partitions"
+    for name in ("claims_lost", "retries", "isolations", "crash_suspicions", "mirror_failures"):
         assert found[f"{name}_total", "g"] == 1, name
 
 
@@ -145,6 +148,22 @@ def test_two_workers_of_a_group_are_one_and_two_groups_are_two() -> None:
     assert found["transaction_duration_seconds_count", "g"] == 2
 
 
+def test_a_partition_that_two_workers_have_is_not_counted_twice() -> None:
+    """While it is handed over, or one of them is hung: also where partitions are combined."""
+    one, other = worker(), worker()
+    tallies = Tally(one), Tally(other)
+    for each, end in ((one, 10), (other, 20)):
+        announce(each, activated(A), committed(A, 0, end), activated(B), committed(B, 0, 5))
+        announce(each, events.LagSampled(lag={A: 30 - end, B: 0}))
+        announce(each, events.PartitionStopped(partition=A, error=OffsetLost(A, 10, "gone")))
+    found, folded = scraped(*tallies), scraped(*tallies, per_partition=False)
+    assert (found["next_offset", "g", "a", "0"], found["lag_records", "g", "a", "0"]) == (20, 20)
+    assert (folded["next_offset", "g", "", ""], folded["lag_records", "g", "", ""]) == (25, 20)
+    assert found["partition_stopped", "g", "a", "0", "OffsetLost"] == 1
+    assert folded["partition_stopped", "g", "", "", "OffsetLost"] == 1
+    assert found["records_total", "g"] == folded["records_total", "g"] == 40, "counters are added"
+
+
 def test_partitions_can_be_combined() -> None:
     found = scraped(one_of_each()[1], per_partition=False)
     assert found["lag_records", "g", "", ""] == 7
@@ -172,6 +191,7 @@ def test_names_and_labels_follow_the_rules_of_prometheus() -> None:
     assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
     for metric in CATALOGUE:
         assert metric.help.endswith("."), metric.name
+        assert "`" not in metric.help, "it is plain text"
         assert not metric.name.endswith("_total"), "the client library appends it"
         assert (metric.unit == "seconds") == metric.name.endswith("_seconds"), metric.name
         assert metric.labels[:1] in {("group",), (), ("run",)}, metric.name
@@ -188,6 +208,7 @@ def test_open_telemetry_has_the_same_values() -> None:
     tally = Tally(made)
     instrument(tally, Tally(other), meter_provider=MeterProvider([reader]))
     announce(made, events.Starting(group="g"), activated(A), committed(A, 0, 10), events.LagSampled(lag={A: 3}))
+    announce(made, events.OtherCommits(commits={A: 3, B: 4}), events.MirrorFailed(error="broken"))
     data = reader.get_metrics_data()
     assert data is not None
     (scope,) = data.resource_metrics[0].scope_metrics
@@ -195,6 +216,8 @@ def test_open_telemetry_has_the_same_values() -> None:
     group = {"messaging.system": "kafka", "messaging.consumer.group.name": "g"}
     at = {**group, "messaging.destination.name": "a", "messaging.destination.partition.id": "0"}
     assert _point(points["seekpoint.records"], group).value == 10
+    assert _point(points["seekpoint.other_commits"], group).value == 2
+    assert _point(points["seekpoint.mirror_failures"], group).value == 1
     assert _point(points["seekpoint.transactions"], {**group, "seekpoint.outcome": "committed"}).value == 1
     assert _point(points["seekpoint.lag_records"], at).value == 3
     histogram = _point(points["seekpoint.transaction_duration"], group)
@@ -239,7 +262,8 @@ def test_counters_of_processes_that_have_ended_stay_in_the_sum() -> None:
     report(1, 10)
     report(2, 20)
     found = scraped(totals)
-    assert (found["records_total", "g"], found["worker_processes",], found["next_offset", "g", "a", "0"]) == (30, 2, 30)
+    assert (found["records_total", "g"], found["worker_processes",]) == (30, 2)
+    assert found["next_offset", "g", "a", "0"] == 20, "the position of both, one of which has lost the partition"
     for process in (1, 2):
         totals.end(process)
     totals.end(3)  # before its first report

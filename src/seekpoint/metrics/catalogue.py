@@ -19,6 +19,7 @@ class Kind(StrEnum):
 class Metric:
     """One metric. ``combine`` makes one value of several with equal labels: of two workers, or of all partitions.
 
+    Gauges of one partition are not added, though: the greatest counts (:class:`Samples`).
     ``sources`` are "worker" (a :class:`Tally` has it), "ledger" (a :class:`LedgerGauges` has it) and "parent" (the
     parent of ``seekpoint run --workers`` has it).
     """
@@ -81,6 +82,10 @@ CRASH_SUSPICIONS = _counter("crash_suspicions", _GROUP, "Partitions whose owners
 TROUBLES = _counter(
     "troubles", (*_GROUP, "server"), "Requests that failed because a server was away: database, kafka, codec."
 )
+OTHER_COMMITS = _counter(
+    "other_commits", _GROUP, "Partitions for which Kafka held commits that no mirror wrote, when they were assigned."
+)
+MIRROR_FAILURES = _counter("mirror_failures", _GROUP, "Times that positions could not be committed to Kafka.")
 
 # -- the state of a worker -----------------------------------------------------------------------------------------
 
@@ -94,7 +99,7 @@ WORKER_INFO = _gauge(
 WAITING = _gauge(
     "partition_waiting",
     (*_PARTITION, "cause"),
-    "1: the partition waits, for a retry or for ``delay``.",
+    "1: the partition waits, for a retry or for its delay.",
 )
 
 # -- positions, from both ------------------------------------------------------------------------------------------
@@ -141,7 +146,9 @@ SAMPLE_AGE = _gauge(
     "max",
     "seconds",
 )
-OWNED = _gauge("partition_owned", _PARTITION, "1: a worker has claimed the partition.", _LEDGER, "min")
+OWNED = _gauge(
+    "partition_owned", _PARTITION, "1: a worker that was seen in the last minute has the partition.", _LEDGER, "min"
+)
 DEAD_LETTERS_OPEN = _gauge("dead_letters_open", _PARTITION, "Dead letters that wait for a decision.", _LEDGER)
 PAUSED = _gauge("paused", _GROUP, "1: an operator has paused the group.", _LEDGER, "max")
 WORKERS = _gauge("workers", _GROUP, "Workers that were seen in the last minute.", _LEDGER)

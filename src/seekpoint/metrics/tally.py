@@ -21,6 +21,7 @@ _FROM_ZERO: tuple[tuple[Any, ...], ...] = (
     *((of.TRANSACTIONS, outcome) for outcome in ("refused", "unknown")),
     *((of.TROUBLES, server) for server in ("database", "kafka", "codec")),
     *((metric,) for metric in (of.CLAIMS, of.CLAIMS_LOST, of.RETRIES, of.ISOLATIONS, of.CRASH_SUSPICIONS)),
+    *((metric,) for metric in (of.OTHER_COMMITS, of.MIRROR_FAILURES)),
 )
 
 
@@ -51,6 +52,8 @@ class Tally:
             events.DeadLettered: self._dead_lettered,
             events.CrashSuspected: lambda _: self._count(of.CRASH_SUSPICIONS),
             events.DatabaseTrouble: lambda _: self._count(of.TROUBLES, "database"),
+            events.OtherCommits: lambda event: self._count(of.OTHER_COMMITS, by=len(event.commits)),
+            events.MirrorFailed: lambda _: self._count(of.MIRROR_FAILURES),
             events.KafkaTrouble: lambda _: self._count(of.TROUBLES, "kafka"),
             events.CodecTrouble: lambda _: self._count(of.TROUBLES, "codec"),
         }
@@ -61,9 +64,9 @@ class Tally:
         if (count := self._on.get(type(event))) is not None:
             count(event)
 
-    def _count(self, metric: Metric, *labels: str) -> None:
+    def _count(self, metric: Metric, *labels: str, by: int = 1) -> None:
         key = (metric, labels)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._counts[key] = self._counts.get(key, 0) + by
 
     def _committed(self, event: events.Committed) -> None:
         self._records += event.records

@@ -48,10 +48,14 @@ class Server:
         except OSError:
             return None
 
+    def values(self, query: str) -> list[str]:
+        """The values of the series."""
+        found = self.get("/api/v1/query", query=query)
+        return [one["value"][1] for one in found["result"]] if found else []
+
     def has_series(self, query: str) -> bool:
         """Whether there is a value that is a number."""
-        found = self.get("/api/v1/query", query=query)
-        return bool(found) and any(one["value"][1] != "NaN" for one in found["result"])
+        return any(value != "NaN" for value in self.values(query))
 
 
 @pytest.fixture
@@ -101,9 +105,14 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def test_every_query_gives_a_series(server: Server) -> None:
-    """$group is all of them; $__rate_interval as Grafana makes it: four scrapes, and here a few more."""
-    asked = {n: q.replace("$group", ".*").replace("$__rate_interval", "8s") for n, q in QUERIES.items()}
+def asked_for(interval: str) -> dict[str, str]:
+    """The queries, of all groups."""
+    return {n: q.replace("$group", ".*").replace("$__rate_interval", interval) for n, q in QUERIES.items()}
+
+
+def test_every_query_gives_a_series(server: Server, scene: Scene) -> None:
+    """$__rate_interval as Grafana makes it: four scrapes, and here a few more."""
+    asked = asked_for("8s")
 
     def silent() -> list[str]:
         return [name for name, query in asked.items() if not server.has_series(query)]
@@ -114,6 +123,57 @@ def test_every_query_gives_a_series(server: Server) -> None:
     assert not server.has_series("seekpoint_unknown"), "the server answers this, too"
     firing = server.get("/api/v1/query", query='ALERTS{alertstate="firing"}')
     assert firing["result"] == [], "a healthy group"
+    stopped = asked["Stopped partitions A"]
+    assert server.values(stopped) == ["0"]
+    scene.produce(next(iter(scene.positions())).topic, [b"\xff"], partition=1)  # no text
+    until(lambda: server.values("count(seekpoint_partition_stopped)") == ["2"], "a stop that both have", 60)
+    assert server.values(stopped) == ["1"]
+
+
+AT = 'group="shop",topic="orders",partition="0"'
+TWICE = {  # of the worker and of the exporter
+    f"seekpoint_partition_stopped{{{AT},cause='PoisonStop'}}": "1x10",
+    f"seekpoint_next_offset{{{AT}}}": "0+60x10",
+    f"seekpoint_lag_records{{{AT}}}": "40x10",
+}
+LEDGERS = {  # of two exporters
+    f"seekpoint_partition_owned{{{AT}}}": "0x10",
+    f"seekpoint_dead_letters_open{{{AT}}}": "3x10",
+    f"seekpoint_retention_headroom_records{{{AT}}}": "30x10",
+    'seekpoint_paused{group="shop"}': "1x10",
+    'seekpoint_workers{group="shop"}': "2x10",
+}
+VALUES = {
+    "Stopped partitions A": ("{}", 1),
+    "Partitions without a worker A": ("{}", 1),
+    "Open dead letters A": ("{}", 3),
+    "Paused groups A": ("{}", 1),
+    "Least headroom A": ("{}", 30),
+    "Lag, records A": ('{group="shop"}', 40),
+    "Greatest lag by partition A": (f"{{{AT}}}", 40),
+    "Positions A": ('{group="shop",topic="orders"}', 1),
+    "Workers A": ('{group="shop"}', 2),
+    "Dead letters A": ('{group="shop",topic="orders"}', 3),
+}
+
+
+def test_what_two_sources_have_is_counted_once(promtool: Path, tmp_path: Path) -> None:
+    series = [
+        {"series": name.replace("{", f'{{instance="{instance}",', 1), "values": values}
+        for name, values in {**TWICE, **LEDGERS}.items()
+        for instance in ("one", "other")
+    ]
+    asked = asked_for("5m")
+    tests = [
+        {"expr": asked[name], "eval_time": "10m", "exp_samples": [{"labels": labels, "value": value}]}
+        for name, (labels, value) in VALUES.items()
+    ]
+    content = {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}]}
+    (tmp_path / "test.yml").write_text(json.dumps(content), encoding="utf-8")
+    done = subprocess.run(
+        [promtool, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_panels_have_a_unit_a_description_and_a_place_of_their_own() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seekpoint import Limits, events
-from seekpoint.admin import Admin
+from seekpoint.admin import Admin, BrokersAway
 from seekpoint.errors import ConfigError, Fenced
 from support.command import seekpoint
 from support.kafka_postgres import Scene
@@ -85,6 +85,47 @@ def test_a_check_reports_the_fault_that_it_is_for(scene: Scene, sampled: str, fa
     result = run(scene, "status", scene.group, "--check", *limits, exits=1)
     assert said in result.stdout
     assert len(result.stdout.splitlines()) == 1
+
+
+def test_a_check_with_brokers_reports_that_all_workers_are_dead(scene: Scene) -> None:
+    """The brokers know the lag, so no limit is needed; a paused worker writes no samples."""
+    name, _ = scene.log(10)
+    worker = scene.worker(name, limits=OFTEN)
+    worker.reached(name, 10)
+    scene.wait(lambda: [row.lag_records for row in scene.sql("SELECT * FROM {schema}.lag")] == [0])
+    worker.stop()
+    asked = ["status", scene.group, "--check", "--kafka", f"bootstrap.servers={scene.broker}"]
+    assert run(scene, *asked).stdout == ""
+    scene.sql("UPDATE {schema}.position_sample SET at = at - interval '3 minutes'")
+    [line] = run(scene, *asked, exits=1).stdout.splitlines()
+    assert line.startswith(f"{scene.group}: {name}/0: no worker has reported for 18")
+    scene.sql("UPDATE {schema}.consumer_group SET paused = true")
+    assert run(scene, *asked).stdout == ""
+    scene.sql("DELETE FROM {schema}.position_sample", "UPDATE {schema}.consumer_group SET paused = false")
+    assert run(scene, *asked).stdout == "", "samples are turned off"
+
+
+def test_a_check_of_a_group_that_is_not_there(scene: Scene) -> None:
+    assert "has no group 'other'" in run(scene, "status", "other", "--check", exits=2).stderr
+    assert "no worker has claimed anything yet" in run(scene, "status", "--check", exits=1).stdout
+
+
+def test_a_partition_without_an_answer_leaves_those_of_the_others(scene: Scene, sampled: str) -> None:
+    """Its leader is away: here, the brokers do not have it."""
+    columns = [row.name for row in scene.sql(
+        "SELECT attname AS name FROM pg_attribute WHERE attrelid = '{schema}.partition_offset'::regclass "
+        "AND attnum > 0 AND NOT attisdropped AND attname <> 'partition'"
+    )]  # fmt: skip
+    names = ", ".join(columns)
+    scene.sql(f"INSERT INTO {{schema}}.partition_offset ({names}, partition) "
+              f"SELECT {names}, 7 FROM {{schema}}.partition_offset")  # fmt: skip
+    admin = Admin(scene.engine, {"bootstrap.servers": scene.broker, "log_level": 0}, schema=scene.schema)
+    [group], doubts = admin.status([scene.group])
+    assert [(at.position.partition.number, at.end, at.lag) for at in group.partitions] == [(0, 10, 0), (7, None, None)]
+    assert doubts == [f"no broker answers for the log of {sampled}/7; its lag is as of the last sample"]
+    assert not any(isinstance(each, BrokersAway) for each in doubts)
+    shown = run(scene, "status", scene.group, "--kafka", f"bootstrap.servers={scene.broker}", exits=1)
+    assert f"warning: {doubts[0]}" in shown.stderr
 
 
 @pytest.fixture(autouse=True)

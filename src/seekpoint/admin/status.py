@@ -19,6 +19,8 @@ from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import status as sql
 from seekpoint.records import Partition
 
+SAMPLE_LIMIT = timedelta(minutes=3)  # as the view ``lag`` has it
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:
@@ -65,6 +67,7 @@ class PartitionStatus:
     host: str | None
     pid: int | None
     dead_letters: int
+    sample_age: timedelta | None = None
 
     @property
     def is_past_end(self) -> bool:
@@ -89,10 +92,13 @@ class GroupStatus:
         return tuple(each for each in self.workers if each.is_live)
 
     def failures(self, *, max_lag: int | None = None, max_age: timedelta | None = None) -> list[str]:
-        """What a probe should report: a stop, a lag that is not known, or one that is over these limits."""
+        """What a probe should report: a stop, an old sample, a lag that is not known or is over these limits."""
         if not self.partitions:
             return [f"{self.name}: no partition is stored"]
-        return [f"{self.name}: {each}" for at in self.partitions for each in _failures(at, max_lag, max_age)]
+        found = [f"{self.name}: {each}" for at in self.partitions for each in _failures(at, max_lag, max_age)]
+        if self.pause is None:  # a paused worker writes none
+            found += [f"{self.name}: {each}" for at in self.partitions for each in _old_sample(at)]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +192,7 @@ def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
         log.host,
         log.pid,
         log.dead_letters,
+        log.sample_age,
     )
 
 
@@ -215,7 +222,8 @@ def ask_brokers(
 ) -> tuple[list[GroupStatus], list[str]]:
     """The groups with the logs' ends as the brokers answer now, of topics that are still the ones that were read.
 
-    And what is wrong with the others. Where no broker answers, they are as they were.
+    And what is wrong with the others. Where no broker answers, they are as they were; so is a partition whose leader is
+    away.
     """
     positions = [at.position for group in groups for at in group.partitions]
     try:
@@ -224,7 +232,7 @@ def ask_brokers(
         ids = identity.ask({at.partition.topic for at in positions}).known()
         same = {at.partition for at in positions if ids[at.partition.topic] == at.topic_id}
         watermarks = Watermarks(identity, committed=settings.get("isolation.level") != "read_uncommitted")
-        ends = watermarks.ends(sorted(same))
+        ends = watermarks.ends(sorted(same), skip=True)
     except KafkaUnavailable as error:
         return list(groups), [BrokersAway(f"{error}; lag is as of the last sample")]
     doubts = {}
@@ -234,17 +242,21 @@ def ask_brokers(
             doubts[topic] = f"topic {topic!r} does not exist on these brokers"
         elif now != at.topic_id:
             doubts[topic] = f"topic {topic!r} is not the one that was read: it was created again, or lives elsewhere"
+    silent = [
+        f"no broker answers for the log of {at}; its lag is as of the last sample" for at in sorted(same - ends.keys())
+    ]
 
     def answered(at: PartitionStatus) -> PartitionStatus:
         where: Partition = at.position.partition
         if ids[where.topic] != at.position.topic_id:
             return replace(at, end=None, lag=None)
+        if where not in ends:
+            return at
         end = ends[where].offset
         return replace(at, end=end, lag=None if at.position.next_offset > end else end - at.position.next_offset)
 
-    return [replace(group, partitions=tuple(map(answered, group.partitions))) for group in groups], list(
-        doubts.values()
-    )
+    found = [replace(group, partitions=tuple(map(answered, group.partitions))) for group in groups]
+    return found, [*doubts.values(), *silent]
 
 
 def _failures(at: PartitionStatus, max_lag: int | None, max_age: timedelta | None) -> list[str]:
@@ -265,3 +277,11 @@ def _failures(at: PartitionStatus, max_lag: int | None, max_age: timedelta | Non
         elif at.lag_seconds is None and at.lag is not None:
             found.append(f"{where}: how old its next record is, is not known")
     return found
+
+
+def _old_sample(at: PartitionStatus) -> list[str]:
+    """With the lag of the brokers, too: no worker reports. Where the lag is not known, that is reported already."""
+    if at.lag is None or at.sample_age is None or at.sample_age <= SAMPLE_LIMIT:
+        return []
+    where, age = at.position.partition, at.sample_age.total_seconds()
+    return [f"{where}: no worker has reported for {age:,.0f} s: the last sample is of {at.sampled_at:%H:%M:%S %Z}"]

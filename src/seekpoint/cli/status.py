@@ -63,7 +63,7 @@ def status(
     workers of a newer handler version wait for. Without brokers (--kafka, --kafka-config), or where none answers, end
     and lag are of the workers' samples, and empty where the last one is older than three minutes. Reads only; workers
     are not disturbed. Exits with 1 where a partition is stopped, or is past the end of its log, and where a
-    topic is gone or was created again; with 3 where no broker answers.
+    topic is gone, was created again or no broker answers for a partition; with 3 where none answers at all.
     """
     if not check and (max_lag is not None or max_age is not None):
         typer.echo("error: --max-lag and --max-age are limits of --check", err=True)
@@ -99,6 +99,8 @@ def _check(
     """Print what is wrong, for probes; doubts about the brokers' answers are no failure where lag is known."""
     found, doubts = _read(admin, names)
     failures = [each for group in found for each in group.failures(max_lag=max_lag, max_age=max_age)]
+    if not found:
+        failures.append(f"the ledger in schema {admin.schema!r} has no group: no worker has claimed anything yet")
     answer({"ok": not failures, "failures": failures}, *failures, as_json=as_json)
     _warn(doubts)
     if failures:

@@ -37,9 +37,9 @@ class Watermarks:
         """The first offset that is still in the log."""
         return self._ask(dict.fromkeys(partitions, _EARLIEST))
 
-    def ends(self, partitions: Collection[Partition]) -> dict[Partition, Edge]:
-        """The offset after the last record that can be read."""
-        return self._ask(dict.fromkeys(partitions, _LATEST))
+    def ends(self, partitions: Collection[Partition], *, skip: bool = False) -> dict[Partition, Edge]:
+        """The offset after the last record that can be read. ``skip``: without those for which no broker answers."""
+        return self._ask(dict.fromkeys(partitions, _LATEST), skip=skip)
 
     def logs(self, partitions: Collection[Partition]) -> dict[Partition, tuple[int, int]]:
         """First and stable end offset of each log; without those for which no broker answers."""

@@ -535,7 +535,7 @@ BREAKAGES = (
     breakage(
         "one that drains in a roll gets a second signal when all drain",
         "cli/supervisor.py",
-        "if self._signals > 1 or child not in self._leaving:",
+        "if child not in self._leaving:",
         "if True:",
         "tests/unit/test_supervisor.py::test_one_that_drains_in_a_roll_is_not_aborted_when_all_drain",
     ),
@@ -1845,6 +1845,20 @@ BREAKAGES = (
             slot.child, slot.successor = successor, None
 """,
         f"{SUPERVISOR}::test_a_new_child_that_hangs_is_killed_and_the_roll_abandoned",
+    ),
+    breakage(
+        "a roll that is abandoned leaves the next worker's new process beside the old one",
+        "cli/supervisor.py",
+        "                other.successor.send(signal.SIGTERM)\n",
+        "",
+        f"{SUPERVISOR}::test_a_roll_that_is_abandoned_ends_the_next_workers_new_child",
+    ),
+    breakage(
+        "the first signal after a drain by itself aborts batches",
+        "cli/supervisor.py",
+        "            self._code = code\n            self._drain()",
+        "            self._code = code\n            self._end()",
+        f"{SUPERVISOR}::test_the_first_signal_after_a_drain_by_itself_aborts_nothing",
     ),
     breakage(
         "a worker of before SIGHUP that exits as outdated ends all",

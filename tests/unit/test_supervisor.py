@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+import os
 import signal
+import subprocess
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from seekpoint.cli import supervisor
+from seekpoint.cli import child_process, supervisor
+from seekpoint.cli.child_process import ChildCommand, WorkerProcess
 from seekpoint.cli.errors import USAGE
 from seekpoint.cli.supervisor import Supervisor
+from seekpoint.metrics.processes import ProcessTotals
 
 READY = {"live": True, "ready": True, "stale": False}
 
@@ -22,7 +29,8 @@ class Child:
     def __init__(self, pid: int, generation: int, clock: Clock) -> None:
         self.pid, self.generation, self._clock, self._since = pid, generation, clock, clock.now
         self.state: Mapping[str, Any] = {}
-        self.has_joined = self.is_waiting = self.is_final = False
+        self.has_joined = self.is_final = False
+        self.joining_for = 0.0
         self.killed_at: float | None = None
         self.hangs: str | None = None
         self.code: int | None = None
@@ -185,23 +193,81 @@ def test_a_roll_onto_code_that_does_not_start_is_abandoned(
 def test_a_new_child_that_hangs_is_killed_and_the_roll_abandoned(clock: Clock) -> None:
     parent = Parent(clock, 1)
     parent.hang_up()
-    parent.step(supervisor.JOIN + 1)
+    parent.all[1].joining_for = supervisor.JOIN + 1
+    parent.step()
     assert (parent.all[0].heard, parent.all[1].heard) == ([], [signal.SIGKILL])
     parent.all[1].ends(-9)
     parent.step(100)
     assert parent.pids == [100]
 
 
-def test_a_roll_waits_while_the_new_child_waits_for_a_server_or_a_reload(clock: Clock) -> None:
+def test_a_new_child_has_its_time_to_join_after_imports_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users' modules may take minutes to import, and a server or a reload may be waited for as long."""
+    clock, pipes = Clock(), list[int]()
+    monkeypatch.setattr(child_process, "monotonic", clock)
+
+    class Process(SimpleNamespace):
+        def __init__(self, *_: object, pass_fds: list[int], **__: object) -> None:
+            pipes.append(os.dup(pass_fds[0]))
+            super().__init__(stdin=io.BytesIO(), poll=lambda: None)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    child = WorkerProcess(ChildCommand([]), 0, ProcessTotals())
+
+    def passes(seconds: float, *, waiting: bool | None = None) -> float:
+        clock.now += seconds
+        if waiting is not None:
+            report = {"state": {"live": True}, "joined": False, "waiting": waiting}
+            os.write(pipes[0], json.dumps(report).encode() + b"\n")
+        assert child.poll() is None
+        return child.joining_for
+
+    assert passes(200) == 0, "it imports"
+    assert passes(0, waiting=False) == 0
+    assert passes(20, waiting=False) == 20
+    assert passes(100, waiting=True) == 0, "it waits for a server"
+    assert passes(100, waiting=True) == 0
+    assert passes(5, waiting=False) == 0
+    assert passes(30, waiting=False) == 30
+    os.close(pipes[0])
+
+
+def test_a_roll_waits_as_long_as_the_new_child_imports_or_waits(clock: Clock) -> None:
     parent = Parent(clock, 1)
     parent.hang_up()
-    parent.all[1].is_waiting = True
     parent.step(10 * supervisor.JOIN)
     assert (parent.all[0].heard, parent.all[1].heard) == ([], [])
-    parent.all[1].is_waiting = False
     parent.all[1].joins()
     parent.step()
     assert parent.all[0].heard == [signal.SIGTERM]
+
+
+def test_a_roll_that_is_abandoned_ends_the_next_workers_new_child(clock: Clock) -> None:
+    parent = Parent(clock, 2)
+    parent.hang_up()
+    parent.all[2].joins()
+    parent.step()
+    parent.all[0].ends(0)
+    parent.step()
+    (new,) = parent.all[3:]
+    parent.all[2].ends(1, final=True)
+    parent.step()
+    assert (parent.all[1].heard, new.heard) == ([], [signal.SIGTERM]), "else there were three in place of two"
+    new.joins()
+    new.ends(0)
+    parent.step(1)
+    assert parent.pids == [104, 101]
+    parent.step(100)
+    assert len(parent.all) == 5
+
+
+def test_the_first_signal_after_a_drain_by_itself_aborts_nothing(clock: Clock) -> None:
+    parent = Parent(clock, 2)
+    parent.all[0].ends(USAGE)
+    parent.step()
+    for wanted in ([signal.SIGTERM], [signal.SIGTERM] * 2, [signal.SIGTERM] * 2 + [signal.SIGKILL]):
+        parent.step(numbers=bytes([signal.SIGTERM]))
+        assert parent.all[1].heard == wanted
 
 
 def test_a_child_of_before_sighup_that_exits_as_outdated_is_replaced(clock: Clock) -> None:

@@ -39,12 +39,12 @@ class WorkerProcess:
         self.generation, self._totals = generation, totals
         self.state: Mapping[str, Any] = {}
         self.has_joined = False  # it has its partitions
-        self.is_waiting = False  # for a server, or outside the group
         self.is_final = False  # it has ended, and would end again
         self.killed_at: float | None = None
         self._sentence: str | None = None
         self._since = self._heard = monotonic()
         self._not_live_since: float | None = None
+        self._joins_since: float | None = None  # nothing keeps it from joining: neither imports nor a wait
         self._buffer = b""
         self._reports, given = os.pipe()
         os.set_blocking(self._reports, False)
@@ -76,6 +76,11 @@ class WorkerProcess:
         """Seconds since it was started."""
         return monotonic() - self._since
 
+    @property
+    def joining_for(self) -> float:
+        """Seconds since its first report, or since its last wait for a server or outside the group has ended."""
+        return 0.0 if self._joins_since is None else monotonic() - self._joins_since
+
     def poll(self) -> int | None:
         """Read its reports. Returns its exit code (negative: the signal), None while it runs."""
         code = self._process.poll()  # before the last reports are read
@@ -97,7 +102,8 @@ class WorkerProcess:
                 self._take_state(report)
 
     def _take_state(self, report: Mapping[str, Any]) -> None:
-        self.state, self.has_joined, self.is_waiting = report["state"], report["joined"], report["waiting"]
+        self.state, self.has_joined = report["state"], report["joined"]
+        self._joins_since = None if report["waiting"] else self._joins_since or self._heard
         if self.state["live"]:
             self._not_live_since = None
         elif self._not_live_since is None:

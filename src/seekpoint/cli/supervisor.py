@@ -21,7 +21,7 @@ logger = logging.getLogger("seekpoint.cli")
 TICK = 0.2  # seconds between two looks at the children
 BACKOFF, LONGEST = 0.5, 30.0  # seconds before the first restart, doubled with each in a row
 STEADY = 60.0  # a child that has run for so many seconds begins with the first wait again
-JOIN = 60.0  # seconds that a new child has to join in a roll, while no server keeps it from that
+JOIN = 60.0  # seconds that a new child has to join in a roll, once it works and no server or reload keeps it from that
 TRIES = 3  # new children of one worker that may end before they have joined, until a roll is abandoned
 UNABLE = 30.0  # seconds without a look at the children, or in which none can be started or ended: not live
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -51,7 +51,8 @@ class Supervisor:
         self._leaving: list[WorkerProcess] = []  # replaced: they drain, or were killed
         self._generation = 0  # how often SIGHUP came
         self._is_rolling = False
-        self._signals = 0  # that asked for the end
+        self._is_draining = False
+        self._signals = 0  # that asked for the end; where a child's end drains all, none has come
         self._code = 0
         self._looked_at = monotonic()
         self._unable_since: float | None = None  # no process can be started
@@ -79,7 +80,7 @@ class Supervisor:
     def run(self) -> int:
         """Work until all children have ended. Returns the exit code: 0 if all of them drained."""
         with _signals() as heard:
-            while not self._signals or self._children():
+            while not self._is_draining or self._children():
                 select.select([heard], [], [], TICK)
                 try:
                     self.step(heard.recv(4096))
@@ -94,7 +95,7 @@ class Supervisor:
             self._obey(number)
         self._reap()
         self._replace_hanging()
-        if not self._signals:
+        if not self._is_draining:
             self._roll()
             self._start_due()
 
@@ -107,18 +108,28 @@ class Supervisor:
     def _obey(self, number: int) -> None:
         if number in {signal.SIGTERM, signal.SIGINT}:
             self._end()
-        elif number == signal.SIGHUP and not self._signals:
+        elif number == signal.SIGHUP and not self._is_draining:
             self._begin_roll()
 
     def _end(self) -> None:
         """Drain all; a second time: abort their batches; a third time: kill them."""
         self._signals += 1
         if self._signals == 1:
-            notify("STOPPING=1")
-            logger.info("stopping after the batches in hand; a second signal aborts them")
+            self._drain()
+            return
         for child in self._children():
-            if self._signals > 1 or child not in self._leaving:  # those drain: a second signal would abort their batch
-                child.send(signal.SIGTERM if self._signals < 3 else signal.SIGKILL)
+            child.send(signal.SIGTERM if self._signals < 3 else signal.SIGKILL)
+
+    def _drain(self) -> None:
+        """Let all finish their batches and end, unless they do already: a second signal would abort their batch."""
+        if self._is_draining:
+            return
+        self._is_draining = True
+        notify("STOPPING=1")
+        logger.info("stopping after the batches in hand; a second signal aborts them")
+        for child in self._children():
+            if child not in self._leaving:
+                child.send(signal.SIGTERM)
 
     # -- children ---------------------------------------------------------------------------------------
 
@@ -156,18 +167,18 @@ class Supervisor:
             if (successor := slot.successor) is not None and (code := successor.poll()) is not None:
                 slot.successor = None
                 self._ended(successor, code)
-                if not self._signals:
+                if not self._is_draining:
                     self._successor_ended(slot, successor, code)
             if (child_now := slot.child) is not None and (code := child_now.poll()) is not None:
                 slot.child, slot.successor = slot.successor, None
                 self._ended(child_now, code)
-                if not self._signals:
+                if not self._is_draining:
                     self._child_ended(slot, child_now, code)
 
     def _ended(self, child: WorkerProcess, code: int) -> None:
         child.close()
         logger.info("pid %d has ended with exit code %d", child.pid, code)
-        if self._signals and code not in {0, -signal.SIGTERM}:  # SIGTERM before it had set up its own handler
+        if self._is_draining and code not in {0, -signal.SIGTERM}:  # SIGTERM before it had set up its own handler
             self._code = self._code or FAILED
 
     def _child_ended(self, slot: _Slot, child: WorkerProcess, code: int) -> None:
@@ -183,7 +194,7 @@ class Supervisor:
         elif is_final and not self._has_older(child):
             logger.error("worker %d ended for a reason that a restart does not change: all end: %s", slot.number, why)
             self._code = code
-            self._end()
+            self._drain()
         else:
             wait = self._postpone(slot)
             logger.error("worker %d ended: %s; it starts again in %.1f s", slot.number, why, wait)
@@ -231,7 +242,7 @@ class Supervisor:
             child.send(signal.SIGTERM)
             self._leaving.append(child)
             slot.child, slot.successor, slot.ends_in_row = successor, None, 0
-        elif successor.age > JOIN and not successor.is_waiting:
+        elif successor.joining_for > JOIN:
             successor.kill()
             self._leaving.append(successor)
             slot.successor = None
@@ -251,6 +262,11 @@ class Supervisor:
         if not self._is_rolling:
             return
         self._is_rolling = False
+        for other in self._slots:  # the next worker's: it would run on beside the one that it does not replace
+            if other.successor is not None:
+                other.successor.send(signal.SIGTERM)
+                self._leaving.append(other.successor)
+                other.successor = None
         logger.error("SIGHUP: abandoned, old workers continue, for the new worker %d fails: %s", slot.number, why)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from time import monotonic
@@ -70,7 +71,8 @@ def test_an_address_that_cannot_be_listened_on(place: Place, lines: None) -> Non
 HANDLED = """\
 import logging
 def handle(tx, batch):
-    logging.getLogger("mine").warning("password=hunter2", extra={{"order": {{"secret": 'password="hunter2"'}}}})
+    order = {{"secret": 'password="hunter2"', "ratio": float("nan"), "most": [float("inf"), 1.5]}}
+    logging.getLogger("mine").warning("password=hunter2", extra={{"order": order}})
 sink = Append("{schema}.lines", columns=["line"], row=lambda r: (r.value,))
 pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], handle=handle, strict=True)
 """
@@ -84,11 +86,16 @@ def test_a_log_of_json_has_fields_and_no_password(place: Place, lines: None) -> 
     until(lambda: place.lines() == ["a"], "the record applied")
     process.signal(signal.SIGTERM)
     assert process.end() == 0, process.said
-    found = [json.loads(line) for line in process.said.splitlines() if line.startswith("{")]
+    found = process.log()
+    assert [line["message"] for line in found if line["logger"] == "seekpoint.cli"] == [
+        "stopping after the batch in hand; Ctrl-C again aborts",
+        f"{place.group}: drained: 1 record in 1 transaction",
+    ]
     started = next(line for line in found if line.get("event") == "Started")
     assert (started["level"], started["logger"], started["group"]) == ("INFO", "seekpoint.events", place.group)
     mine = next(line for line in found if line["logger"] == "mine")
-    assert (mine["level"], mine["order"]) == ("WARNING", {"secret": "password=***"})
+    order = {"secret": "password=***", "ratio": "nan", "most": ["inf", 1.5]}
+    assert (mine["level"], mine["order"]) == ("WARNING", order)
     assert "hunter2" not in process.said
     assert started["message"].startswith(f"{place.group}: Started")
 
@@ -109,6 +116,28 @@ def test_systemd_hears_of_start_watchdog_and_end(place: Place, lines: None) -> N
         messages = {heard.recv(100)}
         while b"STOPPING=1" not in messages:
             messages.add(heard.recv(100))
+        assert process.end() == 0, process.said
+
+
+IMPORTED = """\
+import os, socket
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+    out.sendto(b"imported", os.environ["IMPORTED"])
+"""
+
+
+def test_systemd_hears_of_worker_processes_once_each_has_been_live(place: Place, lines: None) -> None:
+    path = str(place.folder / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(path)
+        heard.settimeout(120)
+        env = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "300000", "IMPORTED": path}
+        words = ["run", f"{place.module(IMPORTED, TO_TABLE)}:pipe", *place.options(), "--workers", "2"]
+        process = place.start(*words, env=env)
+        assert [heard.recv(100) for _ in range(4)] == [*[b"imported"] * 2, b"READY=1\nWATCHDOG=1", b"WATCHDOG=1"]
+        process.signal(signal.SIGTERM)
+        while heard.recv(100) != b"STOPPING=1":
+            pass
         assert process.end() == 0, process.said
 
 
@@ -190,8 +219,41 @@ def test_what_ends_a_worker_is_a_sentence_at_error(place: Place) -> None:
     module = place.module(TO_TABLE)
     process = place.start("run", f"{module}:pipe", *place.options(), "--log-format", "json")
     assert process.end() == 1, process.said
-    found = [json.loads(line) for line in process.said.splitlines() if line.startswith("{")]
-    (died,) = (line for line in found if line["level"] == "ERROR")
+    died, ended = (line for line in process.log() if line["level"] == "ERROR")
     assert (died["event"], died["group"]) == ("WorkerStopped", place.group)
-    (printed,) = (line for line in process.said.splitlines() if line.startswith("error: "))
-    assert died["message"] == f"{place.group}: WorkerStopped: {printed.removeprefix('error: ')}"
+    assert (ended["logger"], died["message"]) == ("seekpoint.cli", f"{place.group}: WorkerStopped: {ended['message']}")
+
+
+def test_what_ends_the_command_is_a_line_of_the_json_log(place: Place, lines: None) -> None:
+    process = place.start("run", "no_such_module:pipe", *place.options(), "--log-format", "json")
+    assert process.end() == 2, process.said
+    (line,) = process.log()
+    assert (line["level"], line["logger"]) == ("ERROR", "seekpoint.cli")
+    assert "no_such_module" in line["message"]
+    stops = place.module(TO_TABLE.replace("strict=True", "on_poison=OnPoison.STOP"))
+    [source] = place.folder.glob(f"{stops}.py")
+    code = source.read_text(encoding="utf-8").replace("r: (r.value,)", "r: (int(r.value),)")
+    source.write_text("from seekpoint import OnPoison\n" + code, encoding="utf-8")
+    place.produce(["not a number"])
+    process = place.start("run", f"{stops}:pipe", *place.options(), "--log-format", "json")
+    process.wait_for("PartitionStopped")
+    process.signal(signal.SIGTERM)
+    assert process.end() == 1, process.said
+    assert process.log()[-1]["message"] == f"1 partition stopped: {place.topic}/0"
+
+
+def test_lines_about_worker_processes_have_fields(place: Place, lines: None) -> None:
+    module = place.module(TO_TABLE)
+    words = ["run", f"{module}:pipe", *place.options(), "--workers", "1", "--log-format", "json"]
+    process = place.start(*words)
+    process.wait_for('"event": "Started"')
+    (started,) = (line for line in process.log() if "worker" in line)
+    assert started["message"] == f"worker 1 started, pid {started['pid']}"
+    os.kill(started["pid"], signal.SIGKILL)
+    process.wait_for("it starts again")
+    ended = next(line for line in process.log() if "it starts again" in line["message"])
+    assert (ended["worker"], ended["pid"], ended["code"]) == (1, started["pid"], -9)
+    process.wait_for('"event": "Started"', times=2)
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0, process.said
+    process.log()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 import threading
@@ -47,10 +48,10 @@ class Process:
                 self._news.notify_all()
         stream.close()  # type: ignore[attr-defined]
 
-    def wait_for(self, what: str, name: str = "err", seconds: float = 40.0) -> None:
+    def wait_for(self, what: str, name: str = "err", seconds: float = 40.0, times: int = 1) -> None:
         deadline = monotonic() + seconds
         with self._news:
-            while what not in self._said[name]:
+            while self._said[name].count(what) < times:
                 assert self._process.poll() is None, f"ended before it said {what!r}:\n{self.said}"
                 assert self._news.wait(max(0.0, deadline - monotonic())), f"never said {what!r}:\n{self.said}"
 
@@ -70,6 +71,14 @@ class Process:
     @property
     def said(self) -> str:
         return self._said["out"] + self._said["err"]
+
+    def log(self) -> list[dict[str, Any]]:
+        """Each line of stderr, which is one JSON object; NaN and Infinity are none."""
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is no JSON")
+
+        return [json.loads(line, parse_constant=refuse) for line in self._said["err"].splitlines()]
 
     def close(self) -> None:
         if self._process.poll() is None:

@@ -30,6 +30,7 @@ class Child:
         self.pid, self.generation, self._clock, self._since = pid, generation, clock, clock.now
         self.state: Mapping[str, Any] = {}
         self.has_joined = self.is_final = False
+        self.groups: list[str] = []
         self.joining_for = 0.0
         self.killed_at: float | None = None
         self.hangs: str | None = None
@@ -41,7 +42,7 @@ class Child:
         return self._clock.now - self._since
 
     def joins(self) -> None:
-        self.state, self.has_joined = READY, True
+        self.state, self.has_joined, self.groups = READY, True, ["shop"]
 
     def ends(self, code: int, *, final: bool = False) -> None:
         self.code, self.is_final = code, final
@@ -217,7 +218,7 @@ def test_a_new_child_has_its_time_to_join_after_imports_and_waits(monkeypatch: p
     def passes(seconds: float, *, waiting: bool | None = None) -> float:
         clock.now += seconds
         if waiting is not None:
-            report = {"state": {"live": True}, "joined": False, "waiting": waiting}
+            report = {"state": {"live": True}, "joined": False, "waiting": waiting, "groups": ["g"]}
             os.write(pipes[0], json.dumps(report).encode() + b"\n")
         assert child.poll() is None
         return child.joining_for
@@ -297,6 +298,36 @@ def test_old_workers_survive_new_ones_that_end_for_good(clock: Clock) -> None:
     parent.all[1].ends(1)
     parent.step()
     assert parent.pids == [None, None]
+
+
+def test_lines_have_the_worker_its_pid_its_exit_code_and_the_group(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    parent = Parent(clock, 2)
+    parent.all[0].ends(1)
+    parent.step()
+    (line,) = (record for record in caplog.records if record.levelno == logging.ERROR)
+    found = {name: getattr(line, name) for name in ("worker", "pid", "code", "group")}
+    assert found == {"worker": 1, "pid": 100, "code": 1, "group": "shop"}
+
+
+def test_it_has_started_once_each_worker_has_been_live(clock: Clock) -> None:
+    made = list[Child]()
+
+    def start(generation: int) -> Child:
+        made.append(Child(len(made), generation, clock))
+        return made[-1]
+
+    parent = Supervisor(start, 2)  # type: ignore[arg-type]
+    parent.step()
+    assert not parent.has_started
+    made[0].joins()
+    parent.step()
+    assert not parent.has_started
+    made[0].ends(1)
+    made[1].joins()
+    parent.step()
+    assert parent.has_started
 
 
 def test_a_child_that_hangs_is_killed_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

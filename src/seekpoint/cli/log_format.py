@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from copy import copy
@@ -11,8 +12,12 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+import typer
+
 from seekpoint import events
-from seekpoint.cli.errors import masked, message_of
+from seekpoint.cli.errors import masked, message_of, say
+
+logger = logging.getLogger("seekpoint.cli")
 
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
@@ -62,9 +67,22 @@ def set_up_logging(form: LogFormat) -> None:
         else MaskingFormatter("%(asctime)s %(levelname)-7s %(name)s %(message)s")
     )
     root.addHandler(handler)
+    logging.captureWarnings(form is LogFormat.JSON)
     logging.getLogger("seekpoint").setLevel(logging.INFO)
     # It warns of each statement after one that failed in the same pipeline: a handler's, while a record is searched.
     logging.getLogger("psycopg").setLevel(logging.ERROR)
+
+
+def log_own_lines(context: typer.Context, form: LogFormat) -> None:
+    """With JSON, what the command itself says is a line of the log, too, as is the error that ends it."""
+    if form is LogFormat.JSON:
+        before = say.set(_log)
+        context.call_on_close(lambda: say.reset(before))
+
+
+def _log(level: int, text: str) -> None:
+    set_up_logging(LogFormat.JSON)  # an error may come first: of a module that cannot be imported
+    logger.log(level, "%s", text)
 
 
 def _explained(record: logging.LogRecord) -> logging.LogRecord:
@@ -88,4 +106,5 @@ def _safe(value: Any) -> Any:
         case list() | tuple() | set() | frozenset():
             return [_safe(one) for one in value]
         case _:
-            return masked(str(value)) if not isinstance(value, float) else value
+            # NaN and Infinity are no JSON
+            return value if isinstance(value, float) and math.isfinite(value) else masked(str(value))

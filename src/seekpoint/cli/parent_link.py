@@ -79,7 +79,7 @@ class ParentLink:
         def report() -> None:
             count = 0
             while not ended.wait(EVERY):
-                state = {"joined": workers.has_joined, "waiting": workers.is_waiting}
+                state = {"joined": workers.has_joined, "waiting": workers.is_waiting, "groups": workers.groups}
                 self._send({"state": workers.state().shown(), **state})
                 count += 1
                 if count % METRICS == 0:

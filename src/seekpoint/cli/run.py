@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -15,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from seekpoint.cli.child_process import ChildCommand, WorkerProcess
-from seekpoint.cli.errors import FAILED
-from seekpoint.cli.log_format import LogFormat, set_up_logging
+from seekpoint.cli.errors import FAILED, say
+from seekpoint.cli.log_format import LogFormat, log_own_lines, set_up_logging
 from seekpoint.cli.options import ServerOptions, command, refuse_extras
 from seekpoint.cli.output import numbered
 from seekpoint.cli.parent_link import ParentLink, linked
@@ -99,6 +100,7 @@ def run(
     Modules are imported from the current directory first. Several pipelines share the process: where one ends by an
     error, all drain. Events go to stderr, unless the module itself has set up logging.
     """
+    log_own_lines(context, log_format)
     if workers is not None:
         set_up_logging(log_format)
         raise typer.Exit(_run_processes(workers, listen))
@@ -134,7 +136,8 @@ def _run_here(running: ProcessWorkers, listen: str | None, parent: ParentLink | 
         running.run()
     running.log_totals()
     if stopped := running.stopped():
-        typer.echo(f"error: {numbered(len(stopped), 'partition')} stopped: {', '.join(map(str, stopped))}", err=True)
+        said = f"{numbered(len(stopped), 'partition')} stopped: {', '.join(map(str, stopped))}"
+        say.get()(logging.ERROR, said)
         raise typer.Exit(FAILED)
 
 
@@ -163,7 +166,8 @@ def _run_processes(count: int, listen: str | None) -> int:
     orders = ChildCommand(without_options(sys.argv[1:], "--workers", "--listen"), metrics=listen is not None)
     totals = ProcessTotals()
     supervisor = Supervisor(lambda generation: WorkerProcess(orders, generation, totals), count)
-    with listening(listen, supervisor.state, totals), notifying(lambda: supervisor.state().live):
+    systemd = notifying(lambda: supervisor.state().live, lambda: supervisor.has_started)
+    with listening(listen, supervisor.state, totals), systemd:
         return supervisor.run()
 
 
@@ -202,6 +206,7 @@ def _first_signal_told(workers: ProcessWorkers) -> Iterator[None]:
     """Say at once that a signal was heard: the batch in hand may take a while. Before the start there is none."""
     heard, told = socket.socketpair()  # a signal's number comes through it; a handler could not print safely
     told.setblocking(False)
+    speak = say.get()  # another thread has no context
 
     def tell() -> None:
         while number := heard.recv(1):
@@ -209,7 +214,7 @@ def _first_signal_told(workers: ProcessWorkers) -> Iterator[None]:
                 notify("STOPPING=1")
                 if not workers.has_started:
                     return
-                typer.echo("stopping after the batch in hand; Ctrl-C again aborts", err=True)
+                speak(logging.INFO, "stopping after the batch in hand; Ctrl-C again aborts")
                 return
 
     teller = threading.Thread(target=tell, name="seekpoint-signals", daemon=True)

@@ -6,10 +6,11 @@ import logging
 import select
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from seekpoint.cli.child_process import WorkerProcess
 from seekpoint.cli.errors import FAILED, USAGE
@@ -34,6 +35,7 @@ class _Slot:
     number: int
     child: WorkerProcess | None = None
     successor: WorkerProcess | None = None
+    was_live: bool = False  # one of its processes has reported that it is
     successors_ended: int = 0  # in this roll, before they had joined
     ends_in_row: int = 0
     start_at: float = 0.0
@@ -54,6 +56,7 @@ class Supervisor:
         self._is_draining = False
         self._signals = 0  # that asked for the end; where a child's end drains all, none has come
         self._code = 0
+        self._groups: Sequence[str] = ()  # of the children's pipelines
         self._looked_at = monotonic()
         self._unable_since: float | None = None  # no process can be started
 
@@ -71,6 +74,11 @@ class Supervisor:
             any(state.get("stale", False) for state in states),
             {"workers": workers},
         )
+
+    @property
+    def has_started(self) -> bool:
+        """Whether each worker has been live: its modules are imported."""
+        return all(slot.was_live for slot in self._slots)
 
     def _can_replace(self) -> bool:
         killed = (child.killed_at for child in self._children())
@@ -94,6 +102,7 @@ class Supervisor:
         for number in signals:
             self._obey(number)
         self._reap()
+        self._learn()
         self._replace_hanging()
         if not self._is_draining:
             self._roll()
@@ -102,6 +111,17 @@ class Supervisor:
     def _children(self) -> list[WorkerProcess]:
         own = [child for slot in self._slots for child in (slot.child, slot.successor) if child is not None]
         return [*own, *self._leaving]
+
+    def _learn(self) -> None:
+        for slot in self._slots:
+            if slot.child is not None:
+                slot.was_live = slot.was_live or slot.child.state.get("live", False)
+                self._groups = slot.child.groups or self._groups
+
+    def _fields(self, slot: _Slot | None = None, **more: Any) -> dict[str, Any]:
+        """The structured fields of a line of the log; the group is known once a child has reported."""
+        known = {"group": self._groups[0]} if len(self._groups) == 1 else {"groups": list(self._groups)}
+        return {**(known if self._groups else {}), **({} if slot is None else {"worker": slot.number}), **more}
 
     # -- signals ----------------------------------------------------------------------------------------
 
@@ -126,7 +146,7 @@ class Supervisor:
             return
         self._is_draining = True
         notify("STOPPING=1")
-        logger.info("stopping after the batches in hand; a second signal aborts them")
+        logger.info("stopping after the batches in hand; a second signal aborts them", extra=self._fields())
         for child in self._children():
             if child not in self._leaving:
                 child.send(signal.SIGTERM)
@@ -140,10 +160,11 @@ class Supervisor:
         except OSError as error:
             self._unable_since = self._unable_since or monotonic()
             wait = self._postpone(slot)
-            logger.error("worker %d cannot be started: %s; tried again in %.1f s", slot.number, error, wait)
+            said = "worker %d cannot be started: %s; tried again in %.1f s"
+            logger.error(said, slot.number, error, wait, extra=self._fields(slot))
             return None
         self._unable_since = None
-        logger.info("worker %d started, pid %d", slot.number, child.pid)
+        logger.info("worker %d started, pid %d", slot.number, child.pid, extra=self._fields(slot, pid=child.pid))
         return child
 
     def _postpone(self, slot: _Slot) -> float:
@@ -177,27 +198,31 @@ class Supervisor:
 
     def _ended(self, child: WorkerProcess, code: int) -> None:
         child.close()
-        logger.info("pid %d has ended with exit code %d", child.pid, code)
+        extra = self._fields(pid=child.pid, code=code)
+        logger.info("pid %d has ended with exit code %d", child.pid, code, extra=extra)
         if self._is_draining and code not in {0, -signal.SIGTERM}:  # SIGTERM before it had set up its own handler
             self._code = self._code or FAILED
 
     def _child_ended(self, slot: _Slot, child: WorkerProcess, code: int) -> None:
         """Start it again after a wait; or end all, where a wait would not help."""
         why, is_final = child.why_ended(code), child.is_final or code == USAGE
+        extra = self._fields(slot, pid=child.pid, code=code)
         if child.age > STEADY:
             slot.ends_in_row = 0
         if slot.child is not None:  # its successor has been started
-            logger.warning("worker %d ended, pid %d replaces it: %s", slot.number, slot.child.pid, why)
+            said = "worker %d ended, pid %d replaces it: %s"
+            logger.warning(said, slot.number, slot.child.pid, why, extra=extra)
         elif is_final and child.generation < self._generation:  # of before SIGHUP: the code that is there now may do
             slot.start_at = 0.0
-            logger.info("worker %d ended, and is replaced: %s", slot.number, why)
+            logger.info("worker %d ended, and is replaced: %s", slot.number, why, extra=extra)
         elif is_final and not self._has_older(child):
-            logger.error("worker %d ended for a reason that a restart does not change: all end: %s", slot.number, why)
+            said = "worker %d ended for a reason that a restart does not change: all end: %s"
+            logger.error(said, slot.number, why, extra=extra)
             self._code = code
             self._drain()
         else:
             wait = self._postpone(slot)
-            logger.error("worker %d ended: %s; it starts again in %.1f s", slot.number, why, wait)
+            logger.error("worker %d ended: %s; it starts again in %.1f s", slot.number, why, wait, extra=extra)
             if is_final:
                 self._abandon_roll(slot, why)
 
@@ -208,7 +233,7 @@ class Supervisor:
     def _replace_hanging(self) -> None:
         for child in self._children():
             if child.killed_at is None and (why := child.why_replace()) is not None:
-                logger.error("pid %d %s: killed", child.pid, why)
+                logger.error("pid %d %s: killed", child.pid, why, extra=self._fields(pid=child.pid))
                 child.kill()
 
     # -- SIGHUP -----------------------------------------------------------------------------------------
@@ -218,7 +243,7 @@ class Supervisor:
         self._is_rolling = True
         for slot in self._slots:
             slot.successors_ended = 0
-        logger.info("SIGHUP: the workers are replaced one by one")
+        logger.info("SIGHUP: the workers are replaced one by one", extra=self._fields())
 
     def _roll(self) -> None:
         """One step: the new process joins first, then the old one drains, and then comes the next."""
@@ -229,7 +254,7 @@ class Supervisor:
                 self._roll_one(slot)
                 return
         self._is_rolling = False
-        logger.info("all workers are replaced")
+        logger.info("all workers are replaced", extra=self._fields())
 
     def _roll_one(self, slot: _Slot) -> None:
         child, successor = slot.child, slot.successor
@@ -256,7 +281,8 @@ class Supervisor:
             self._abandon_roll(slot, why)
             return
         wait = self._postpone(slot)
-        logger.error("the new worker %d has not joined: %s; tried again in %.1f s", slot.number, why, wait)
+        extra = self._fields(slot, pid=successor.pid, code=code)
+        logger.error("the new worker %d has not joined: %s; tried again in %.1f s", slot.number, why, wait, extra=extra)
 
     def _abandon_roll(self, slot: _Slot, why: str) -> None:
         if not self._is_rolling:
@@ -267,7 +293,8 @@ class Supervisor:
                 other.successor.send(signal.SIGTERM)
                 self._leaving.append(other.successor)
                 other.successor = None
-        logger.error("SIGHUP: abandoned, old workers continue, for the new worker %d fails: %s", slot.number, why)
+        said = "SIGHUP: abandoned, old workers continue, for the new worker %d fails: %s"
+        logger.error(said, slot.number, why, extra=self._fields(slot))
 
 
 @contextmanager

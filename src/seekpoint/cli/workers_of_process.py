@@ -60,6 +60,11 @@ class ProcessWorkers:
         return any(worker.has_started for worker in self._workers)
 
     @property
+    def groups(self) -> Sequence[str]:
+        """The groups of their pipelines."""
+        return [worker.pipeline.group for worker in self._workers]
+
+    @property
     def is_waiting(self) -> bool:
         """Whether one of them waits for a server, or outside its group."""
         healths = [worker.health() for worker in self._workers]
@@ -70,12 +75,12 @@ class ProcessWorkers:
         states = [state_of(worker.health()) for worker in self._workers]
         if len(states) == 1:
             return states[0]
-        groups = (worker.pipeline.group for worker in self._workers)
+        of_groups = zip(self.groups, states, strict=True)
         return State(
             all(state.live for state in states),
             all(state.ready for state in states),
             any(state.stale for state in states),
-            {"pipelines": [{"group": group, **state.shown()} for group, state in zip(groups, states, strict=True)]},
+            {"pipelines": [{"group": group, **state.shown()} for group, state in of_groups]},
         )
 
     def stopped(self) -> list[Partition]:

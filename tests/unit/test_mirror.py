@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -27,9 +28,11 @@ class Desk:
         self.sent: list[dict[Partition, Commit]] = []
         self.announced: list[events.Event] = []
         self.before = before or {}
+        self.is_slow = False  # the coordinator does not answer in time
+        self.asked = 0
         self.now = 100.0
         resources: Any = SimpleNamespace(
-            client=SimpleNamespace(commit=self._send, committed=lambda *_: self.before, read=self._read),
+            client=SimpleNamespace(commit=self._send, committed=self._committed, read=self._read),
             ledger=SimpleNamespace(limits=Limits()),
             announce=self.announced.append,
         )
@@ -38,6 +41,10 @@ class Desk:
 
     def _send(self, commits: dict[Partition, Commit]) -> None:
         self.sent.append(dict(commits))
+
+    def _committed(self, *_: Any) -> Any:
+        self.asked += 1
+        return None if self.is_slow else self.before
 
     def _read(self, *_: Any) -> None:
         self.answered()
@@ -50,6 +57,9 @@ class Desk:
         """Between two batches, so much later."""
         self.now += seconds
         self.mirror.maintain(self.now)
+        if (question := self.mirror._question) is not None:
+            assert question.is_over.wait(10)
+            self.mirror.maintain(self.now)
 
     def answered(self, error: Any = None) -> None:
         """Kafka answers the commit."""
@@ -110,6 +120,39 @@ def test_commits_of_another_consumer_are_reported_before_they_are_replaced() -> 
     desk.later()
     desk.later()
     assert len(desk.announced) == 1
+
+
+def test_commits_are_not_replaced_before_kafka_has_answered_which_there_are() -> None:
+    desk = Desk(before={AT: Commit(3)})
+    desk.is_slow = True
+    desk.at(10)
+    for _ in range(2 * TRIES):
+        desk.later()
+    assert desk.sent == []
+    assert desk.asked == 2 * TRIES
+    said = "no answer about the group's commits: none is replaced before"
+    assert desk.announced == [events.MirrorFailed(error=said)]
+    desk.is_slow = False
+    desk.later()
+    assert desk.announced[1:] == [events.OtherCommits(commits={AT: 3})]
+    assert [sent.keys() for sent in desk.sent] == [{AT}]
+
+
+def test_the_worker_does_not_wait_for_the_answer() -> None:
+    answered = threading.Event()
+    desk = Desk()
+    desk.mirror._client.committed = lambda *_: {} if answered.wait(10) else None  # type: ignore[method-assign]
+    desk.at(10)
+    for _ in range(3):
+        desk.now += EVERY
+        desk.mirror.maintain(desk.now)
+    assert desk.sent == []
+    question = desk.mirror._question
+    assert question is not None
+    answered.set()
+    assert question.is_over.wait(10)
+    desk.mirror.maintain(desk.now)
+    assert [sent.keys() for sent in desk.sent] == [{AT}]
 
 
 def test_a_worker_without_a_mirror_warns_and_commits_nothing() -> None:

@@ -2,8 +2,8 @@
 
 Tested against Apache Kafka under the eager, the cooperative and the KIP-848 protocol. Callbacks only record: an
 exception that leaves one loses records and makes ``close()`` hang. One thread at a time uses the consumer;
-:meth:`Client.renew_membership` may be called by a second one, and :meth:`Client.close` by the one that gives a
-worker up.
+:meth:`Client.renew_membership` and :meth:`Client.committed` may be called by another one, and :meth:`Client.close` by
+the one that gives a worker up.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Client:
     def __init__(self, consumer: Consumer, config: Mapping[str, Any]) -> None:
         self._consumer = consumer
         self._in_use = threading.Lock()
+        self._asking = threading.Lock()  # held where another thread asks: the client must not be freed meanwhile
         self._eager = is_eager(config)
         self._paused: set[Partition] = set()
         self.contact = monotonic()  # when the group last saw us poll
@@ -221,17 +222,22 @@ class Client:
                 return error.args[0]  # type: ignore[no-any-return]
         return None
 
-    def committed(self, partitions: Collection[Partition], timeout: float) -> dict[Partition, Commit]:
-        """The group's commits in Kafka, for display; none where it does not answer within ``timeout`` seconds.
+    def committed(self, partitions: Collection[Partition], timeout: float) -> dict[Partition, Commit] | None:
+        """The group's commits in Kafka, for display; None where it does not answer within ``timeout`` seconds.
+
+        Waits for the answer: not for the thread that reads, which is not delayed by it.
 
         Asked by the consumer: librdkafka 2.16 aborts the process where an admin client has asked for commits, and the
         broker went away and came back.
         """
-        with self._in_use:
+        with self._asking:
+            if self._is_closed:
+                return None
             try:
-                return commits_of(self._consumer.committed([_TopicPartition(*p) for p in partitions], timeout))
+                found = self._consumer.committed([_TopicPartition(*p) for p in partitions], timeout)
             except KafkaException:
-                return {}
+                return None
+        return None if any(at.error is not None for at in found) else commits_of(found)
 
     def renew_membership(self) -> bool:
         """Renew the membership without reading or running a callback; False if the consumer is in use."""
@@ -251,9 +257,13 @@ class Client:
         self._is_closed = True
         if sys.is_finalizing():  # no thread can start any more: start() would wait for ever
             return
-        closer = threading.Thread(target=self._consumer.close, name="seekpoint-close", daemon=True)
+        closer = threading.Thread(target=self._close, name="seekpoint-close", daemon=True)
         closer.start()
         closer.join(deadline)
+
+    def _close(self) -> None:
+        with self._asking:
+            self._consumer.close()
 
 
 def raise_if_fatal(error: KafkaError) -> None:

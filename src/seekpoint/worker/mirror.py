@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Set as AbstractSet
 from time import monotonic
 from typing import Any
 
 from seekpoint import events
+from seekpoint.kafka.client import Client
 from seekpoint.kafka.commits import Commit
 from seekpoint.records import Partition
 from seekpoint.worker.assignment import Resources, WorkerAssignment
 
 EVERY = 5.0  # seconds between two commits, at the least
-ANSWER = 1.0  # seconds that are waited for what Kafka has committed, once for each partition
+ANSWER = 5.0  # seconds that a thread of its own waits for what Kafka has committed, before it is asked again
 LAST = 2.0  # seconds that the end of a worker waits for the answer to its last commit
 AGAIN = 600.0  # seconds after which positions are committed that have not moved: Kafka deletes old commits
 TRIES = 3  # failures in a row before one is announced: a rebalance refuses commits, too
@@ -22,7 +24,8 @@ class Mirror:
     """Commits positions to Kafka where it ``is_on``, and warns of commits of other consumers in any case.
 
     Positions are those of the claims: of transactions that were committed, also where they were reset to earlier ones.
-    Nothing is raised, commits are not waited for, and no decision depends on what Kafka has.
+    Nothing is raised, no answer is waited for, and no decision depends on what Kafka has. A partition is committed
+    once Kafka has answered what commits there were before.
     """
 
     def __init__(self, resources: Resources, assignment: WorkerAssignment, *, is_on: bool) -> None:
@@ -30,7 +33,8 @@ class Mirror:
         self._every = min(EVERY, resources.ledger.limits.lag_check)
         self._assignment, self._is_on = assignment, is_on
         self._next = self._again_at = 0.0
-        self._checked: set[Partition] = set()  # Kafka was asked what commits there were before ours
+        self._checked: set[Partition] = set()  # Kafka has answered what commits there were before ours
+        self._question: _Question | None = None
         self._sent: dict[Partition, Commit] = {}
         self._is_pending = False
         self._failures = 0
@@ -47,11 +51,12 @@ class Mirror:
         if self._error is not None:
             self._announce(events.MirrorFailed(error=self._error))
             self._error = None
+        self._take_answer()
         if now < self._next or not (current := self._current()):
             return
         self._next = now + self._every
-        if new := current.keys() - self._checked:
-            self._check(new)
+        if self._question is None and (new := current.keys() - self._checked):
+            self._question = _Question(self._client, new)
         if now >= self._again_at:
             self._again_at = now + AGAIN
             self._sent.clear()
@@ -62,6 +67,7 @@ class Mirror:
         until = monotonic() + LAST
         try:
             self._await(until)
+            self._take_answer()
             self._commit(self._current())
             self._await(until)
         except Exception as error:  # noqa: BLE001 -- as above
@@ -85,6 +91,9 @@ class Mirror:
     def _failed(self, why: str) -> None:
         self._is_pending = False
         self._sent = {}
+        self._count(why)
+
+    def _count(self, why: str) -> None:
         self._failures += 1
         if self._failures == TRIES:
             self._error = why
@@ -93,10 +102,17 @@ class Mirror:
         claims = self._assignment.current_claims()
         return {c.partition: Commit.mirror(c.next_offset, c.leader_epoch, c.epoch) for c in claims}
 
-    def _check(self, partitions: AbstractSet[Partition]) -> None:
-        """Warn of commits that are not a mirror's, once for each partition; where Kafka does not answer, of none."""
-        self._checked |= partitions
-        found = self._client.committed(partitions, ANSWER)
+    def _take_answer(self) -> None:
+        """Warn of commits that are not a mirror's, once for each partition; where Kafka has not answered, ask again."""
+        if (question := self._question) is None or not question.is_over.is_set():
+            return
+        self._question = None
+        if (found := question.answer) is None:
+            if self._is_on:
+                self._count("no answer about the group's commits: none is replaced before")
+            return
+        self._checked |= question.partitions
+        self._next = 0.0
         if others := {partition: commit.offset for partition, commit in found.items() if not commit.is_mirror}:
             self._announce(events.OtherCommits(commits=others))
 
@@ -111,3 +127,19 @@ class Mirror:
         self._sent |= moved
         if (refused := self._client.commit(moved)) is not None:
             self._failed(refused.str())
+
+
+class _Question:
+    """What Kafka has committed, asked on a thread of its own; ``answer`` is None where it has not answered."""
+
+    def __init__(self, client: Client, partitions: AbstractSet[Partition]) -> None:
+        self.partitions = set(partitions)
+        self.answer: dict[Partition, Commit] | None = None
+        self.is_over = threading.Event()
+        threading.Thread(target=self._ask, args=[client], name="seekpoint-commits", daemon=True).start()
+
+    def _ask(self, client: Client) -> None:
+        try:
+            self.answer = client.committed(self.partitions, ANSWER)
+        finally:
+            self.is_over.set()

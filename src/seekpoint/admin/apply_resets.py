@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import monotonic, sleep
 from typing import Any
 
@@ -33,25 +33,38 @@ def apply_resets(ledger: Ledger, plan: ResetPlan, by: By, *, wait: float, each: 
     if plan.needs_accept_loss and not accept_loss:
         gone = ", ".join(f"{reset.at} [{reset.wanted}, {reset.target})" for reset in moves if reset.gone)
         raise ConfigError(f"retention has removed {gone}: --accept-loss (accept_loss=True) resets to the logs' starts")
+    skipped = tuple(_moved_since(ledger, plan))
+    deadline = monotonic() + wait
     if not each:
-        return ResetResult(tuple(_apply(ledger, plan, moves, by, wait)) if moves else ())
+        return ResetResult(tuple(_apply(ledger, plan, moves, by, deadline)) if moves else (), skipped=skipped)
     done: list[ResetDone] = []
     refused = []
     for reset in moves:
         try:
-            done += _apply(ledger, plan, [reset], by, wait)
+            done += _apply(ledger, plan, [reset], by, deadline)
         except Fenced as error:
             refused.append(str(error))
-        except OperationalError as error:  # those that are done must be reported
+        except Exception as error:  # noqa: BLE001 -- whatever it is, those that are done must be reported
             see = "`seekpoint offsets history` shows whether it was reset; those after it were not tried"
-            refused.append(f"{reset.at}: {one_line(error.orig or error)}: {see}")
+            refused.append(f"{reset.at}: {one_line(getattr(error, 'orig', None) or error)}: {see}")
             break
-    return ResetResult(tuple(done), tuple(refused))
+    return ResetResult(tuple(done), tuple(refused), skipped)
 
 
-def _apply(ledger: Ledger, plan: ResetPlan, moves: Sequence[Reset], by: By, wait: float) -> list[ResetDone]:
+def _moved_since(ledger: Ledger, plan: ResetPlan) -> Iterator[str]:
+    """A sentence for each partition that was at its target when the plan was made, and is not any more."""
+    still = {reset.at: reset for reset in plan.resets if reset.direction == "none"}
+    rows = ledger.positions_of(still, locked=False) if still else {}
+    for at, reset in sorted(still.items()):
+        row = rows.get(at)
+        if row is None or (row.topic_id, row.next_offset) != (reset.topic_id, reset.target):
+            now = "has no stored offset any more" if row is None else f"is at {row.next_offset} now: make another plan"
+            yield f"{at} was at its target {reset.target} when the plan was made, and {now}"
+
+
+def _apply(ledger: Ledger, plan: ResetPlan, moves: Sequence[Reset], by: By, deadline: float) -> list[ResetDone]:
     """Reset these in one transaction, or none of them; raises Fenced."""
-    deadline = monotonic() + wait
+    began = monotonic()
     for pause in _BACKOFF.waits():
         try:
             with ledger.begin(lock_wait=LOCKS) as tx:
@@ -61,7 +74,8 @@ def _apply(ledger: Ledger, plan: ResetPlan, moves: Sequence[Reset], by: By, wait
             if sqlstate(error) not in _BUSY:
                 raise
         if monotonic() + pause >= deadline:
-            raise Fenced(f"{_busy(ledger, moves)}; not all locks could be taken within {wait:g} s: nothing was done")
+            within = f"{max(LOCKS, deadline - began):.3g} s"
+            raise Fenced(f"{_busy(ledger, moves)}; not all locks could be taken within {within}: nothing was done")
         sleep(pause)
     raise AssertionError  # the waits are endless
 
@@ -136,5 +150,7 @@ def _busy(ledger: Ledger, moves: Sequence[Reset]) -> str:
         held = tx.execute(sql.LOCKED_SINCE, topic=busy[0].topic, partition=busy[0].number).first()
     if held is None:
         return f"{busy[0]} is locked by another session"
-    session, since = held.application_name or "another session", f"{held.xact_start:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{busy[0]} is locked by {session} since {since}"
+    session = held.application_name or "another session"
+    if held.xact_start is None:  # this login has neither its role nor pg_read_all_stats
+        return f"{busy[0]} is locked by {session} (since when is not visible to this login)"
+    return f"{busy[0]} is locked by {session} since {held.xact_start:%Y-%m-%d %H:%M:%S} UTC"

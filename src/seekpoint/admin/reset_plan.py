@@ -115,7 +115,11 @@ class ResetDone:
 
 @dataclass(frozen=True, slots=True)
 class ResetResult:
-    """What became of a plan; ``refused`` has a sentence for each partition that was not reset, where others were."""
+    """What became of a plan; ``refused`` has a sentence for each partition that was not reset, where others were.
+
+    ``skipped`` has one for each that was at its target when the plan was made, and has moved since.
+    """
 
     done: tuple[ResetDone, ...]
     refused: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()

@@ -136,7 +136,7 @@ def reset(
         except OSError as error:
             raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
     result = None
-    if apply and not made.is_done:
+    if apply:
         result = admin.apply(made, reason=reason or "", actor=actor, wait=seconds, each=each, accept_loss=accept_loss)
     _print(made, result, as_json=ledger.as_json)
     if result is not None and until is not None:
@@ -174,9 +174,11 @@ def _print(plan: ResetPlan, result: ResetResult | None, *, as_json: bool) -> Non
             typer.echo(plain(f"{done.partition} is reset from {done.from_offset} to {done.to_offset}"))
         for refused in result.refused:
             typer.echo(plain(f"refused: {refused}"))
-    elif plan.is_done:
+        for skipped in result.skipped:
+            typer.echo(plain(f"skipped: {skipped}"))
+    if plan.is_done and not (result is not None and result.skipped):
         typer.echo(plain(f"{plan.group}: every partition is at its target ({plan.target}); nothing to do"))
-    else:
+    elif result is None:
         rows = [(x.topic, x.partition, x.position, x.target, x.target - x.position, x.direction) for x in plan.resets]
         columns = ("topic", "partition", "offset before", "offset after", "shift", "direction")
         print_table(f"would reset {plan.group} {plan.target}", columns, rows, numeric=columns[1:5])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -12,10 +12,13 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from seekpoint import Limits
-from seekpoint.admin import Acceptance, AcceptPlan, Admin, ResetTo
+from seekpoint.admin import Acceptance, AcceptPlan, Admin, ResetTo, apply_resets
 from seekpoint.errors import Fenced, GroupForgotten
+from seekpoint.ledger.admin_actions import reset_offset
+from seekpoint.ledger.roles import Role
 from support.fixtures import NewEngine
 from support.ledger_desk import Desk
+from support.ledger_roles import LedgerRoles
 from support.postgres_proxy import PostgresProxy, When
 
 Desks = Callable[..., Desk]
@@ -167,3 +170,83 @@ def test_a_pause_is_carried_out_once(desk: Desks, admin: Admin) -> None:
     with pytest.raises(Fenced, match="acted on since the plan was made: it was paused and resumed"):
         admin.apply(plan, reason="a test")
     assert [one.action for one in admin.history("g")] == ["resume", "pause"]
+
+
+@pytest.fixture
+def roles(desk: Desks, seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[LedgerRoles]:
+    made = LedgerRoles(seekpoint_engine.url, seekpoint_schema, owner=seekpoint_engine.url.username)
+    made.script()
+    yield made
+    made.drop()
+
+
+LOCK = "UPDATE {s}.partition_offset SET attempts = attempts WHERE partition = 1"
+
+
+def test_a_busy_partition_is_named_to_an_operator_who_may_not_see_other_sessions(
+    desk: Desks, roles: LedgerRoles, seekpoint_schema: str
+) -> None:
+    """Of a session of another role, its name is visible, and not since when it has a transaction."""
+    desk(at={0: 10, 1: 10, 2: 10})
+    admin = Admin(roles.engine(Role.OPERATOR), schema=seekpoint_schema)
+    plan = admin.plan_reset("g", ResetTo.offset(3))
+    with roles.engine(Role.WRITER).begin() as tx:
+        tx.execute(text(LOCK.replace("{s}", f'"{seekpoint_schema}"')))
+        with pytest.raises(Fenced, match=r"^t/1 is locked by .* \(since when is not visible to this login\); not all"):
+            admin.apply(plan, reason="r", wait=0.1)
+        result = admin.apply(plan, reason="r", wait=0.1, each=True)
+    assert [done.partition.number for done in result.done] == [0, 2]
+    assert [refused.split(" is locked")[0] for refused in result.refused] == ["t/1"]
+
+
+def test_resets_that_are_done_are_reported_whatever_ends_the_next_one(
+    desk: Desks, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk(at={0: 10, 1: 10, 2: 10})
+    plan = admin.plan_reset("g", ResetTo.offset(3))
+
+    def fails(tx: Any, partition: Any, *given: Any, **more: Any) -> Any:
+        if partition.number == 1:
+            raise TypeError("an error of ours")
+        return reset_offset(tx, partition, *given, **more)
+
+    monkeypatch.setattr(apply_resets, "reset_offset", fails)
+    result = admin.apply(plan, reason="r", each=True)
+    assert [done.partition.number for done in result.done] == [0]
+    assert [refused.split(":")[:2] for refused in result.refused] == [["t/1", " TypeError"]]
+
+
+def test_partitions_of_a_plan_have_one_wait(
+    desk: Desks, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk(at=dict.fromkeys(range(4), 10))
+    plan = admin.plan_reset("g", ResetTo.offset(3))
+    now, waited = [1000.0], list[float]()
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(apply_resets, "monotonic", lambda: now[0])
+    monkeypatch.setattr(apply_resets, "sleep", wait)
+    monkeypatch.setattr(apply_resets, "LOCKS", 0.05)
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'UPDATE "{seekpoint_schema}".partition_offset SET attempts = 0'))
+        result = admin.apply(plan, reason="r", wait=2.0, each=True)
+    assert len(result.refused) == 4
+    assert sum(waited) < 2.0
+
+
+def test_partitions_that_have_left_their_target_are_named(desk: Desks, admin: Admin) -> None:
+    """When the plan was made there was nothing to do for them."""
+    worker = desk(at={0: 10, 1: 20, 2: 10})
+    plan = admin.plan_reset("g", ResetTo.offset(10))
+    assert [each.at.number for each in plan.moves] == [1]
+    nothing = admin.plan_reset("g", ResetTo.offset(10), {"t": [2]})
+    assert nothing.is_done
+    worker.commit({0: 15, 2: 11})
+    result = admin.apply(plan, reason="r")
+    assert [done.partition.number for done in result.done] == [1]
+    said = "t/{} was at its target 10 when the plan was made, and is at {} now: make another plan"
+    assert result.skipped == (said.format(0, 15), said.format(2, 11))
+    assert admin.apply(nothing, reason="r").skipped == (said.format(2, 11),)

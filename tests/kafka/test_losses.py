@@ -12,7 +12,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from seekpoint import events
 from seekpoint.admin import ResetTo
-from seekpoint.errors import ConfigError, Fenced, OffsetLost
+from seekpoint.errors import ClusterChanged, ConfigError, Fenced, OffsetLost
 from seekpoint.ledger import Stop
 from seekpoint.records import Partition
 from seekpoint.testing.servers.kafka import KafkaServer
@@ -53,6 +53,9 @@ def test_a_loss_is_accepted_once(scene: Scene) -> None:
         admin.plan_accept_lost(scene.group, here)
     with pytest.raises(ConfigError, match="no stored offset"):
         admin.plan_accept_lost(scene.group, Partition(name, 7))
+    scene.sql("UPDATE {schema}.consumer_group SET cluster_id = 'another'")
+    with pytest.raises(ClusterChanged, match="offsets are of cluster another"):
+        admin.plan_accept_lost(scene.group, here)
 
 
 def test_an_open_transaction_is_no_end_of_the_log(scene: Scene) -> None:

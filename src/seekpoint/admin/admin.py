@@ -178,7 +178,7 @@ class Admin:
     ) -> list[Action]:
         """Who did what to a group and its positions, newest first; with ``partition``, to that one of the topics.
 
-        Raises ConfigError for an unknown group.
+        Raises ConfigError for an unknown group, and a topic that it has nothing of.
         """
         with self._ledger(group).begin() as tx:
             known_group(tx)
@@ -190,7 +190,10 @@ class Admin:
             return recent_actions(SchemaConnection(connection, self.schema), limit)
 
     def lost(self, groups: Collection[str] = ()) -> list[LostRange]:
-        """Offsets that no worker of these groups, or of any, applies; the oldest decision first."""
+        """Offsets that no worker of these groups, or of any, applies; the oldest decision first.
+
+        Raises ConfigError for an unknown group.
+        """
         with self.engine.connect() as connection:
             return lost_ranges(SchemaConnection(connection, self.schema), sorted(groups))
 
@@ -199,15 +202,15 @@ class Admin:
 
         A truncated log continues at ``to_offset``, by default where it ended before it was written again. Raises Fenced
         where no worker has seen that, and for another cause; ConfigError for an offset before or after what was
-        truncated, a partition that the group does not know, another cluster's brokers, and a topic that was created
-        again; KafkaUnavailable.
+        truncated, an unknown group or partition, and a topic that was created again; GroupForgotten; ClusterChanged for
+        another cluster's brokers; KafkaUnavailable.
         """
         return plan_lost(self._ledger(group), partition, to_offset, self._brokers(), KAFKA_TIMEOUT)
 
     def plan_accept_topic(self, group: str, topic: str, *, at: int | None = None) -> AcceptPlan:
         """A plan to read a topic that was created again: from its first offsets, or from ``at``. Asks the brokers.
 
-        Raises ConfigError as plan_accept_lost, and for an offset that is not in a partition's log.
+        Raises as plan_accept_lost, and ConfigError for an offset that is not in a partition's log.
         """
         return plan_topic(self._ledger(group), topic, at, self._brokers(), KAFKA_TIMEOUT)
 
@@ -227,8 +230,8 @@ class Admin:
     def plan_mirror(self, group: str) -> MirrorPlan:
         """A plan to write a stopped group's positions into Kafka, for a plain consumer that continues there.
 
-        Raises Fenced where the group has members in Kafka; ConfigError for an unknown group; ClusterChanged,
-        KafkaUnavailable.
+        Raises Fenced where the group has members in Kafka; ConfigError for an unknown group; GroupForgotten;
+        ClusterChanged, KafkaUnavailable.
         """
         return plan_mirror(self._ledger(group), kafka=self._brokers(), timeout=KAFKA_TIMEOUT)
 

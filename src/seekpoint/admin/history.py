@@ -9,7 +9,9 @@ from typing import Any
 
 from sqlalchemy import Row
 
+from seekpoint.errors import ConfigError
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.sql import admin as admin_sql
 from seekpoint.ledger.sql import resets as sql
 from seekpoint.records import Partition
 
@@ -30,8 +32,16 @@ class Action:
 
 
 def history(tx: GroupConnection, topics: Collection[str] | None, partition: int | None, limit: int) -> list[Action]:
-    """Of these topics or of one partition of them, or of all and of the group itself; newest first."""
+    """Of these topics or of one partition of them, or of all and of the group itself; newest first.
+
+    Raises ConfigError for a topic of which there is neither a position nor an action.
+    """
     named = None if topics is None else sorted(topics)
+    stored = {row.topic for row in tx.execute(admin_sql.READ)} if named else set()
+    for topic in set(named or ()) - stored:
+        if tx.execute(sql.HISTORY, topics=[topic], its_partition=None, most=1).first() is None:
+            have = ", ".join(sorted(stored)) or "none"
+            raise ConfigError(f"group {tx.group!r} has no stored offset for topic {topic!r}; its topics are {have}")
     return list(map(_action, tx.execute(sql.HISTORY, topics=named, its_partition=partition, most=limit)))
 
 

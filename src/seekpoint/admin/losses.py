@@ -10,13 +10,15 @@ from typing import Any
 from uuid import UUID
 
 from seekpoint.admin.by import By
+from seekpoint.admin.groups import known_group, within
 from seekpoint.admin.history import last_resets
-from seekpoint.errors import ConfigError, Fenced, OffsetLost
+from seekpoint.errors import ClusterChanged, ConfigError, Fenced, OffsetLost
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger, Position
 from seekpoint.ledger.admin_actions import is_offset, reset_offset, unknown_truncation
-from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.claim import refuse_forgotten
+from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
 from seekpoint.ledger.sql import admin as sql
 from seekpoint.ledger.sql import status as read_sql
 from seekpoint.ledger.sql.partition_offset import READ_GROUP, SHARE_GROUP
@@ -72,7 +74,9 @@ class AcceptPlan:
 
 
 def lost_ranges(tx: SchemaConnection, names: Sequence[str]) -> list[LostRange]:
-    """What these groups, or all, have lost; the oldest first."""
+    """What these groups, or all, have lost; the oldest first. Raises ConfigError for an unknown group."""
+    for name in names:
+        known_group(GroupConnection(tx.connection, tx.schema, name))
     wanted = list(names) or [row.name for row in tx.execute(read_sql.GROUPS)]
     return [
         LostRange(
@@ -90,9 +94,7 @@ def plan_lost(
 ) -> AcceptPlan:
     """See :meth:`seekpoint.admin.Admin.plan_accept_lost`."""
     rows, last = _stored(ledger)
-    at = next((each for each in rows if each.partition == partition), None)
-    if at is None:
-        raise ConfigError(f"group {ledger.group!r} has no stored offset for {partition}: check the names")
+    (at,) = within(ledger.group, rows, {partition.topic: [partition.number]}).values()
     new, logs = _brokers(ledger, [at], settings, timeout)
     if new != at.topic_id:
         raise ConfigError(
@@ -136,11 +138,9 @@ def _truncated(
 def plan_topic(
     ledger: Ledger, topic: str, at_offset: int | None, settings: Mapping[str, Any], timeout: float
 ) -> AcceptPlan:
-    """``at_offset`` None: from the beginning. Raises ConfigError as plan_lost, and for an offset out of range."""
+    """``at_offset`` None: from the beginning. Raises as plan_lost, and ConfigError for an offset out of range."""
     stored, last = _stored(ledger)
-    rows = [each for each in stored if each.partition.topic == topic]
-    if not rows:
-        raise ConfigError(f"group {ledger.group!r} has no stored offset for topic {topic!r}: check the names")
+    rows = list(within(ledger.group, stored, {topic: None}).values())
     new, logs = _brokers(ledger, rows, settings, timeout)
     accepted = []
     for each in rows:
@@ -188,8 +188,12 @@ def accept(ledger: Ledger, plan: AcceptPlan, by: By) -> None:
 
 
 def _stored(ledger: Ledger) -> tuple[list[Position], dict[Partition, int]]:
-    """The group's positions, and the ids of their last resets; these first: a reset in between outdates the plan."""
+    """The positions of a group, and the ids of their last resets; these first: a reset in between outdates the plan.
+
+    Raises ConfigError for a group that the ledger does not know, GroupForgotten for one that was forgotten.
+    """
     with ledger.begin() as tx:
+        refuse_forgotten(known_group(tx))
         last = last_resets(tx)
     return ledger.read(), last
 
@@ -204,7 +208,7 @@ def _brokers(
     identity = Identity(settings, timeout)
     cluster = identity.cluster_id()
     if stored not in {None, cluster}:
-        raise ConfigError(f"the offsets are of cluster {stored}, and these brokers are {cluster}: check --kafka")
+        raise ClusterChanged(f"the offsets are of cluster {stored}, and these brokers are {cluster}: check --kafka")
     new = identity.ask([topic]).known()[topic]
     if new is None:
         raise ConfigError(f"topic {topic!r} does not exist on these brokers: create it, or check --kafka")

@@ -18,6 +18,7 @@ from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.members import members
 from seekpoint.ledger import Ledger, Position
 from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.positions import position
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as sql
@@ -76,6 +77,7 @@ def plan_mirror(ledger: Ledger, *, kafka: Mapping[str, Any], timeout: float) -> 
     """See :meth:`seekpoint.admin.Admin.plan_mirror`."""
     with ledger.begin() as tx:
         group = known_group(tx)
+        refuse_forgotten(group)
         rows = [position(row) for row in tx.execute(sql.READ)]
     logs = _logs(ledger, group.cluster_id, rows, kafka, timeout)
     require_empty(logs.identity, ledger.group)

@@ -44,7 +44,7 @@ app = typer.Typer(
 app.add_typer(db.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("run", no_args_is_help=True)(run.run)
-app.command("status")(status.status)
+app.command("status", cls=status.StatusCommand)(status.status)
 app.add_typer(groups.app, name="groups")
 offsets.app.command("import", no_args_is_help=True)(kafka_offsets.import_offsets)
 offsets.app.command("mirror", no_args_is_help=True)(kafka_offsets.mirror_offsets)

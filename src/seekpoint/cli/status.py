@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, Never, Self
 import typer
 from rich.console import Console
 from sqlalchemy import Engine
+from typer.core import TyperCommand
 
 from seekpoint import remedies
 from seekpoint.admin import Admin, BrokersAway, GroupStatus, PartitionStatus, WorkerStatus
@@ -26,8 +28,24 @@ from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.records import Partition
 
+WATCH = 2  # seconds between two looks
 SLOW = 2.0  # seconds after which a person at the terminal wonders
 NUMERIC = ("partition", "next", "end", "lag", "lag time", "headroom", "dead letters", "epoch", "pid", "version")
+
+
+class StatusCommand(TyperCommand):
+    """``--watch`` may be without its value, for which Typer has no option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words, with the seconds after a bare ``--watch``."""
+        return super().parse_args(ctx, list(_with_seconds(args)))
+
+
+def _with_seconds(words: Sequence[str]) -> Iterator[str]:
+    for n, word in enumerate(words):
+        yield word
+        if word == "--watch" and "--" not in words[:n] and not re.fullmatch(r"[\d.]+", (*words, "")[n + 1]):
+            yield str(WATCH)
 
 
 @command
@@ -38,7 +56,12 @@ def status(
     *,
     watch: Annotated[
         float | None,
-        typer.Option("--watch", metavar="SECONDS", help="Show it again every so many seconds, until Ctrl-C.", min=0.1),
+        typer.Option(
+            "--watch",
+            metavar="[SECONDS]",
+            help=f"Show it again every so many seconds ({WATCH} without a number), until Ctrl-C.",
+            min=0.1,
+        ),
     ] = None,
     sort: Annotated[
         Literal["name", "lag", "headroom"],
@@ -67,6 +90,9 @@ def status(
     """
     if not check and (max_lag is not None or max_age is not None):
         typer.echo("error: --max-lag and --max-age are limits of --check", err=True)
+        raise typer.Exit(USAGE)
+    if check and watch is not None:
+        typer.echo("error: --check looks once: leave --watch out", err=True)
         raise typer.Exit(USAGE)
     age = None if max_age is None else ago(max_age, "--max-age")
     engine, settings = ledger.engine(), brokers.settings()

@@ -94,7 +94,15 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(desk: Desks, tmp_pat
 
     with pytest.raises(GroupForgotten, match=r"was forgotten by bob at \S+Z: moved away\nChoices:\n.*forget g --undo"):
         worker.claim(0)
-    for refused in (["status", "g"], ["explain", "g"], ["groups", "resume", "g", "--apply", "--reason", "x"]):
+    brokers = ["--kafka", "bootstrap.servers=127.0.0.1:1"]  # none is asked
+    for refused in (
+        ["status", "g"],
+        ["explain", "g"],
+        ["groups", "resume", "g", "--apply", "--reason", "x"],
+        ["lost", "accept", "g", "t:0", *brokers],
+        ["topics", "accept", "g", "t", "--from-beginning", *brokers],
+        ["offsets", "mirror", "g", *brokers],
+    ):
         assert "was forgotten by bob" in run(worker, *refused, exits=1).stderr
     with pytest.raises(GroupForgotten):
         worker.ledger.resume()
@@ -363,3 +371,24 @@ def test_a_partition_of_a_forgotten_group_is_not_there_for_a_fixed_owner(desk: D
         worker.hold(tx)
     assert worker.ledger.positions_of([Partition("t", 0)]) == {}
     worker.ledger.release(worker.claims.values())
+
+
+def test_names_that_the_ledger_does_not_know_are_usage_errors(desk: Desks) -> None:
+    """And not an empty answer, which would look as if nothing was lost or done."""
+    worker = desk(at={0: 10})
+    brokers = ["--kafka", "bootstrap.servers=127.0.0.1:1"]
+    for words in (
+        ["lost", "list", "typo"],
+        ["lost", "accept", "typo", "t:0", *brokers],
+        ["topics", "accept", "typo", "t", "--from-beginning", *brokers],
+        ["offsets", "mirror", "typo", *brokers],
+    ):
+        assert "has no group 'typo'; it knows g" in run(worker, *words, exits=2).stderr
+    for words in (
+        ["offsets", "history", "g", "--topic", "typo"],
+        ["topics", "accept", "g", "typo", "--from-beginning", *brokers],
+        ["lost", "accept", "g", "typo:0", *brokers],
+    ):
+        assert "no stored offset for topic 'typo'; its topics are t" in run(worker, *words, exits=2).stderr
+    assert run(worker, "lost", "list", "g").stdout == "nothing is lost\n"
+    assert run(worker, "offsets", "history", "g", "--topic", "t").exit_code == 0

@@ -504,6 +504,20 @@ BREAKAGES = (
         "test_what_was_kept_of_a_partition_is_taken_in_order_and_the_position_is_that_of_the_rest",
     ),
     breakage(
+        "a kept part loses what is unreadable",
+        "worker/assignment/kept.py",
+        "return Chunk(records, dict(reads), unreadable)",
+        "return Chunk(records, dict(reads))",
+        "tests/unit/test_assigned_partitions.py::test_a_part_that_is_kept_keeps_what_is_unreadable",
+    ),
+    breakage(
+        "records that move into a backlog leave no leader epoch",
+        "worker/assignment/partitions.py",
+        "            placed.leader_epoch = record.leader_epoch\n        placed.kept_from = None",
+        "        placed.kept_from = None",
+        "tests/unit/test_assigned_partitions.py::test_what_was_kept_waits_after_a_record_that_is_tried_again",
+    ),
+    breakage(
         "an error of reading ahead is swallowed",
         "worker/reader.py",
         "            self._failed = error\n",

@@ -244,19 +244,31 @@ def test_what_is_not_held_is_kept_and_taken_once(places: AssignedPartitions) -> 
     "happens",
     [
         lambda places: places.on_revoked([Q], False),
+        lambda places: (places.on_revoked([Q], False), places.forget_revoked()),
         lambda places: places.deactivate([Q]),
         lambda places: places.activate({Q: claim(Q, 9)}),
         lambda places: places.suspend(),
     ],
-    ids=["revoked", "claimed by another", "claimed again", "servers away"],
+    ids=["revoked", "revoked and forgotten", "claimed by another", "claimed again", "servers away"],
 )
 def test_what_was_kept_is_dropped_with_its_claim(
-    places: AssignedPartitions, happens: Callable[[AssignedPartitions], None]
+    places: AssignedPartitions, happens: Callable[[AssignedPartitions], object]
 ) -> None:
     kept(places)
     happens(places)
     taken = [places.take_kept() for _ in range(len(places.kept))]
     assert [(list(one), one.reads) for one in taken] in ([], [([], {})])
+
+
+def test_a_part_that_is_kept_keeps_what_is_unreadable(places: AssignedPartitions) -> None:
+    """I4: a record whose headers cannot be read would be applied without them."""
+    read = chunk(places, [(P, 5), (Q, 7), (Q, 8)])
+    errors = {record.offset: ValueError(str(record.offset)) for record in read}
+    whole = Chunk(list(read), read.reads, [(record, errors[record.offset]) for record in read])
+    mine = places.keep_others(whole, frozenset([P]))
+    assert [(record.offset, error) for record, error in mine.unreadable] == [(5, errors[5])]
+    taken = places.take_kept()
+    assert [(record.offset, error) for record, error in taken.unreadable] == [(7, errors[7]), (8, errors[8])]
 
 
 def test_what_was_kept_waits_after_a_record_that_is_tried_again(places: AssignedPartitions) -> None:
@@ -268,6 +280,7 @@ def test_what_was_kept_waits_after_a_record_that_is_tried_again(places: Assigned
     backlog.put_back([RawRecord("t", 0, 4, None, None, None, (), None)], 4, Attempt(4, 1, "", 9.0), Moment.now())
     places.put_kept_into_backlog(P)
     assert (placed.kept_from, placed.position, placed.read_position) == (None, 4, 8)
+    assert placed.leader_epoch == 3, "a pause of the client ends with a question about this epoch"
     assert [record.offset for _, record in backlog._queue] == [4, 5, 6, 7]
     assert [one.offset for _ in range(len(places.kept)) for one in places.take_kept()] == [7, 8]
     assert places.active[Q].kept_from is None

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from seekpoint import Record, events
 from seekpoint.admin import Admin, ReplayRequest, Where
-from seekpoint.errors import Fenced
+from seekpoint.errors import Fenced, StopTimeout
 from seekpoint.pipeline.policy import Limits
 from seekpoint.worker.replay import requests as parts
 from support.dead_letter_group import Depot, Halt
@@ -39,7 +39,7 @@ class Requests:
         depot.bad.clear()
 
     def start(self, **options: Any) -> Run:
-        return self._run_worker(self.depot.pipeline(), limits=LIMITS, **options)
+        return self._run_worker(self.depot.pipeline(), **{"limits": LIMITS, **options})
 
     def request(self) -> ReplayRequest:
         return self.admin.request_replay(self.depot.group, Where(), reason="fixed", actor="ada")
@@ -75,7 +75,8 @@ class Requests:
 
 
 @pytest.fixture
-def requests(request: pytest.FixtureRequest, group: str) -> Requests:
+def requests(request: pytest.FixtureRequest, group: str, monkeypatch: pytest.MonkeyPatch) -> Requests:
+    monkeypatch.setattr(parts, "LEAST_AGE", 0.0)
     needed = ("seekpoint_engine", "seekpoint_schema", "topic", "produce", "run_worker")
     engine, schema, topic, produce, run_worker = map(request.getfixturevalue, needed)
     return Requests(Depot(engine, schema, group, topic()).create(), produce, run_worker)
@@ -132,6 +133,48 @@ def test_a_partition_is_taken_while_its_dead_letter_is_replayed(requests: Reques
     assert requests.depot.applied() == [0, 3, 1, 2, 4]
 
 
+@pytest.mark.parametrize("how", ["returns", "raises"])
+def test_i2_nothing_is_replayed_by_a_worker_that_was_given_up(requests: Requests, how: str) -> None:
+    """Its handler comes back after StopTimeout; neither its rows nor its error are stored, and the request fails."""
+    halt = Halt()
+
+    def handle(tx: Any, record: Record[Any, Any]) -> None:
+        halt(tx, record)
+        if how == "raises":
+            raise ValueError("late")
+
+    requests.depot.on_record = handle
+    request = requests.request()
+    halt.wait()
+    requests.run.worker.stop(grace=0.1)
+    requests.run.seen.wait_for(events.WorkerStopped)
+    halt.open()
+    for thread in threading.enumerate():
+        if thread.name == f"seekpoint-{requests.depot.group}":
+            thread.join(30)
+            assert not thread.is_alive()
+    with pytest.raises(StopTimeout):
+        requests.run.stop()
+    assert requests.now(request).state == "started"
+    assert requests.depot.applied() == [0, 3]
+    assert [one.replays for one in requests.depot.open()] == [0, 0]
+    requests.start()
+    assert requests.ended(request).state == "failed"
+
+
+def test_live_is_false_while_a_replayed_handler_runs_for_too_long(requests: Requests) -> None:
+    requests.run.stop()
+    run = requests.start(limits=Limits(idle_check=0.1, lag_check=0.1, claim_wait=1.0, transaction_age=0.3))
+    requests.depot.on_record = halt = Halt()
+    request = requests.request()
+    halt.wait()
+    until(lambda: not run.health().live, "a worker that is not live")
+    assert (run.health().stuck or 0) > 0.3
+    halt.open()
+    assert requests.ended(request).replayed == 2  # the first one's transaction had come to its end: it ran again
+    assert run.health().live
+
+
 def test_a_pause_hands_the_request_back(requests: Requests) -> None:
     """It waits for the dead letter in hand, and comes before the next one."""
     pauses = threading.Thread(target=lambda: requests.depot.ledger.pause(reason="repair", actor="bob"))
@@ -170,8 +213,9 @@ def test_records_are_applied_although_the_outcome_is_not_stored(requests: Reques
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_worker_is_killed_inside_a_replay(scene: Scene, seed: int) -> None:
+def test_a_worker_is_killed_inside_a_replay(scene: Scene, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request fails, the record that kills is not tried again, and after a new request each is applied once."""
+    monkeypatch.setattr(parts, "LEAST_AGE", 0.0)
     chance = random.Random(seed)
     name, stored = scene.log(["fail"] * 6)
     process = scene.worker_process(

@@ -71,6 +71,7 @@ def breakage(name: str, file: str, old: str, new: str, *tests: str, times: int =
 
 _STATEMENTS = "ledger/sql/partition_offset.py"
 _REPLAYS = "tests/postgres/test_requested_replays.py"
+_REQUESTS = "tests/kafka/test_replay_requests.py"
 _ADMINISTRATION = "ledger/sql/admin.py"
 _TOKEN = (
     Edit(_STATEMENTS, "    offset.token == HELD.c.token,  # I2: only the holder of the current claim\n", ""),
@@ -820,6 +821,76 @@ BREAKAGES = (
         "if monotonic() >= until:",
         "if monotonic() >= until + 60:",
         f"{_REPLAYS}::test_a_part_ends_after_a_hundred_dead_letters_or_a_second",
+    ),
+    breakage(
+        "a worker that was given up commits what it replays",
+        "worker/loop.py",
+        "            self._requests.cut()\n",
+        "",
+        f"{_REQUESTS}::test_i2_nothing_is_replayed_by_a_worker_that_was_given_up[returns]",
+    ),
+    breakage(
+        "a worker that was given up stores the error of what it replays",
+        "worker/replay/replay_one.py",
+        " or self._session.wire.is_cut:",
+        ":",
+        f"{_REQUESTS}::test_i2_nothing_is_replayed_by_a_worker_that_was_given_up[raises]",
+    ),
+    breakage(
+        "a handler that runs for too long in a replay is live",
+        "worker/replay/replay_one.py",
+        "            with self._stopwatch:\n",
+        "            if True:\n",
+        f"{_REQUESTS}::test_live_is_false_while_a_replayed_handler_runs_for_too_long",
+    ),
+    breakage(
+        "a failover ends a request",
+        "worker/replay/requests.py",
+        "if is_transient(error) and not is_timeout(error):",
+        "if sqlstate(error) == LOCK_NOT_AVAILABLE:",
+        f"{_REPLAYS}::test_an_error_that_may_pass_keeps_the_request_and_is_tried_again_later",
+    ),
+    breakage(
+        "a replay that takes too long is tried for ever",
+        "worker/replay/requests.py",
+        " and not is_timeout(error):",
+        ":",
+        f"{_REPLAYS}::test_a_replay_that_takes_too_long_fails_the_request",
+    ),
+    breakage(
+        "a worker that is to end waits to replay again",
+        "postgres/backoff.py",
+        "stopping.wait(backoff.wait(attempt))",
+        "False",
+        f"{_REPLAYS}::test_a_worker_that_is_to_end_does_not_wait_to_replay_again",
+    ),
+    breakage(
+        "a request is taken for abandoned by our own interval alone",
+        "worker/replay/requests.py",
+        "max(LEAST_AGE, ABANDONED * self._interval)",
+        "ABANDONED * self._interval",
+        f"{_REPLAYS}::test_a_worker_is_not_taken_for_dead_by_one_with_shorter_intervals",
+    ),
+    breakage(
+        "a worker that was given up keeps its request for ever",
+        "worker/replay/requests.py",
+        "        if self._wire.is_cut:\n            return\n",
+        "",
+        f"{_REPLAYS}::test_a_worker_is_not_taken_for_dead_by_one_with_shorter_intervals",
+    ),
+    breakage(
+        "a worker replays on after others have failed its request",
+        "worker/replay/requests.py",
+        'if request.state != "started" or done.rowcount == 0:',
+        'if request.state != "started":',
+        f"{_REPLAYS}::test_a_request_that_others_have_failed_stays_failed",
+    ),
+    breakage(
+        "a failed request becomes one that has started",
+        "ledger/sql/replay_request.py",
+        "    _request.state == _started,\n    _request.worker == _owner,\n)",
+        "    _request.worker == _owner,\n)",
+        f"{_REPLAYS}::test_a_request_that_others_have_failed_stays_failed",
     ),
     breakage(
         "a request whose outcome is not stored ends the worker",

@@ -8,12 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from seekpoint import Ledger, Record
 from seekpoint.admin import Admin, ReplayRequest, Where
 from seekpoint.pipeline.policy import Limits
-from seekpoint.worker.replay import requests
+from seekpoint.postgres.backoff import Backoff
+from seekpoint.worker.replay import dead_letter_admin, requests
 from seekpoint.worker.replay.requests import RequestedReplays
 from support.dead_letter_group import Depot, orders
 from support.fixtures import NewEngine
@@ -41,10 +42,12 @@ class Requests:
     def now(self, request: ReplayRequest) -> ReplayRequest:
         return self.admin.replay_request(self.depot.group, request.id)
 
-    def worker(self, engine: Engine | None = None, **options: Any) -> RequestedReplays:
+    def worker(
+        self, engine: Engine | None = None, *, stopping: threading.Event | None = None, **options: Any
+    ) -> RequestedReplays:
         """What one worker does between its batches."""
         ledger = Ledger(engine or self.depot.engine, self.depot.group, schema=self.depot.schema, limits=LIMITS)
-        return RequestedReplays(self.depot.pipeline(**options), ledger)
+        return RequestedReplays(self.depot.pipeline(**options), ledger, stopping=stopping)
 
     def execute(self, statement: str) -> None:
         with self.depot.engine.begin() as tx:
@@ -207,4 +210,95 @@ def test_an_end_that_cannot_be_stored_is_reported_and_tried_again(asked: Request
     work(worker, lambda: asked.now(request).has_ended)
     worker.check()
     assert (asked.now(request).state, asked.now(request).replayed) == ("done", 2)
+    assert asked.depot.applied() == [0, 1]
+
+
+TERMINATE = "SELECT pg_terminate_backend(pg_backend_pid())"
+CODE = "DO $$ BEGIN RAISE SQLSTATE '{}'; END $$"
+
+
+def failing(asked: Requests, statement: str, times: int) -> None:
+    """The replay of offset 1 runs this statement, so often."""
+    left = [times]
+
+    def run(tx: Connection, record: Record[Any, Any]) -> None:
+        if record.offset == 1 and left[0]:
+            left[0] -= 1
+            tx.execute(text(statement))
+
+    asked.depot.on_record = run
+
+
+@pytest.mark.parametrize("statement", [TERMINATE, CODE.format("40P01")], ids=["failover", "deadlock"])
+def test_an_error_that_may_pass_keeps_the_request_and_is_tried_again_later(
+    asked: Requests, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    """A failover amid many dead letters does not end their request."""
+    monkeypatch.setattr(dead_letter_admin, "TRIES", 1)
+    asked.dead_letters(3)
+    worker, request = asked.worker(), asked.request()
+    failing(asked, statement, 2)
+    work(worker)
+    assert (asked.now(request).state, asked.now(request).replayed) == ("started", 1)
+    assert not worker.is_due(is_claiming=False), "it is not tried at once"
+    work(worker, lambda: asked.now(request).has_ended)
+    done = asked.now(request)
+    assert (done.state, done.replayed, done.error) == ("done", 3, None)
+    assert asked.depot.applied() == [0, 1, 2]
+
+
+def test_a_replay_that_takes_too_long_fails_the_request(asked: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take as long again."""
+    monkeypatch.setattr(dead_letter_admin, "TRIES", 1)
+    asked.dead_letters(2)
+    worker, request = asked.worker(), asked.request()
+    failing(asked, CODE.format("25P04"), 9)
+    work(worker)
+    assert asked.now(request).state == "failed"
+
+
+def test_a_worker_that_is_to_end_does_not_wait_to_replay_again(
+    asked: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter_admin, "_BACKOFF", Backoff(300.0, 300.0))
+    asked.dead_letters(2)
+    stopping = threading.Event()
+    worker, request = asked.worker(stopping=stopping), asked.request()
+    failing(asked, TERMINATE, 1)
+    stopping.set()
+    work(worker)
+    worker.close(hand_back=True)
+    assert (asked.now(request).state, asked.now(request).replayed) == ("requested", 1)
+    work(asked.worker(), lambda: asked.now(request).has_ended)
+    assert asked.depot.applied() == [0, 1]
+
+
+def test_a_worker_is_not_taken_for_dead_by_one_with_shorter_intervals(
+    asked: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was given up does not keep its request either."""
+    monkeypatch.setattr(requests, "MOST", 1)
+    asked.dead_letters(2)
+    owner, other, request = asked.worker(), asked.worker(), asked.request()
+    work(owner)
+    asked.execute("UPDATE {s}.replay_request SET seen_at = seen_at - interval '50 seconds'")
+    other.check()
+    assert asked.now(request).state == "started"
+    asked.execute("UPDATE {s}.replay_request SET seen_at = seen_at - interval '11 seconds'")
+    owner.cut()
+    owner.check()
+    other.check()
+    assert asked.now(request).state == "failed"
+
+
+def test_a_request_that_others_have_failed_stays_failed(asked: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker was taken for dead between two parts of it: it lets go."""
+    monkeypatch.setattr(requests, "MOST", 1)
+    asked.dead_letters(3)
+    worker, request = asked.worker(), asked.request()
+    work(worker)
+    asked.execute("UPDATE {s}.replay_request SET state = 'failed'")
+    for _ in range(2):
+        work(worker)
+    assert asked.now(request).state == "failed"
     assert asked.depot.applied() == [0, 1]

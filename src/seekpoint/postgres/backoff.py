@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -56,13 +57,18 @@ def retried(
     *,
     tries: int = TRIES,
     backoff: Backoff = SHORT,
+    stopping: threading.Event | None = None,
 ) -> T:
-    """Return what ``step`` returns; repeat it after transient errors. Raises the last of them, and others at once."""
+    """Return what ``step`` returns; repeat it after transient errors. Raises the last of them, and others at once.
+
+    Once ``stopping`` is set, it is not repeated, and a wait ends.
+    """
     for attempt in range(1, tries):
         try:
             return step()
         except Exception as error:
-            if not may_pass(error):
+            if not may_pass(error) or (stopping is not None and stopping.wait(backoff.wait(attempt))):
                 raise
-        pause(attempt, backoff)
+        if stopping is None:
+            pause(attempt, backoff)
     return step()

@@ -125,6 +125,11 @@ def is_transient(error: BaseException) -> bool:
     return fault(code) is Fault.TRANSIENT
 
 
+def is_timeout(error: BaseException) -> bool:
+    """Whether a statement or its transaction took longer than it may: run again, it would take as long again."""
+    return sqlstate(error) in {QUERY_CANCELED, *_ENDED}
+
+
 def is_conflict(error: BaseException) -> bool:
     """Whether a transaction was rolled back because of concurrent ones."""
     return sqlstate(error) in _CONFLICTS

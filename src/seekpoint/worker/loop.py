@@ -139,6 +139,7 @@ class Loop:
         is_open = self._is_open
         if is_open:
             self._committer.cut()
+            self._requests.cut()
             self._heartbeat.stop()
         self._announce.end(events.WorkerStopped(error=self._given_up))
         if is_open:
@@ -289,7 +290,7 @@ class Loop:
             announce=self._announce,
             keeps_claims=lambda: self._given_up is not None,
         )
-        self._requests = RequestedReplays(pipeline, self._ledger)
+        self._requests = RequestedReplays(pipeline, self._ledger, stopwatch=self._stopwatch, stopping=self._stopping)
         self._status = StatusWriter(
             self._ledger,
             resources.watermarks,

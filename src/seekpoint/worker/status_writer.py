@@ -22,6 +22,7 @@ from seekpoint.records import Partition
 
 PRUNE = 60  # each partition's samples are pruned with every 60th that is written
 ENDED = "ended"
+RENEWAL = 20.0  # seconds at most between two polls, each of which says that a request in hand has its worker
 END = 1.0  # seconds that the end of a worker waits for its last row
 
 
@@ -117,7 +118,7 @@ class StatusWriter:
     def _await(self) -> tuple[_Status | None, bool]:
         """The next status, None where none is shown for long; and whether the worker ends."""
         with self._changed:
-            self._changed.wait_for(lambda: self._next is not None or self._has_ended, 2 * self._every)
+            self._changed.wait_for(lambda: self._next is not None or self._has_ended, min(2 * self._every, RENEWAL))
             status, self._next = self._next, None
             return status, self._has_ended
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -32,13 +33,13 @@ TRIES = 5
 _BACKOFF = Backoff(initial=0.2, ceiling=5.0)
 
 
-def retry_locked(transaction: Callable[[], T]) -> T:
+def retry_locked(transaction: Callable[[], T], stopping: threading.Event | None = None) -> T:
     """Run one whole transaction; again where its error may pass (a deadlock, a lost connection).
 
     It must find out by itself what became of it the time before. A lock that was waited for in vain is not waited for
-    again: the limit is the caller's.
+    again: the limit is the caller's. Nor is anything once ``stopping`` is set.
     """
-    return retried(transaction, _may_pass, tries=TRIES, backoff=_BACKOFF)
+    return retried(transaction, _may_pass, tries=TRIES, backoff=_BACKOFF, stopping=stopping)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
+from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Cause, Failure, Span, State
 from seekpoint.worker.apply import Failed, decode_record, write
 from seekpoint.worker.replay.dead_letter_admin import lean, open_at, retry_locked
@@ -101,10 +103,19 @@ class Replayer:
     """Puts dead letters of one group through one pipeline, one transaction each."""
 
     def __init__(
-        self, pipeline: Pipeline, dead_letters: DeadLetters, session: Session, actor: str, *, while_paused: bool
+        self,
+        pipeline: Pipeline,
+        dead_letters: DeadLetters,
+        session: Session,
+        actor: str,
+        *,
+        while_paused: bool,
+        stopwatch: Stopwatch | None = None,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._pipeline, self._dead_letters, self._session, self._actor = pipeline, dead_letters, session, actor
         self._ledger, self._while_paused = dead_letters.ledger, while_paused
+        self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping
 
     def replay(self, id: int, reason: str) -> tuple[Replayed, int | None]:  # noqa: A002 -- the column's name
         """Apply it and close it, together (I1); where it fails again, it stays open with the new error.
@@ -124,7 +135,7 @@ class Replayer:
             return self._once(id, reason, attempt)
 
         try:
-            outcome = retry_locked(once)
+            outcome = retry_locked(once, self._stopping)
         except DBAPIError as error:
             if before and before[-1].committing and connection_lost(error):
                 error.add_note(
@@ -138,7 +149,8 @@ class Replayer:
         try:
             self._transaction(id, reason, attempt)
         except Failed as failed:
-            if failed.fault is not Fault.DATA:  # one record alone cannot say whether it is to blame
+            # One record alone cannot say whether it is to blame; and of a worker that was given up nothing is stored.
+            if failed.fault is not Fault.DATA or self._session.wire.is_cut:
                 raise failed.error from failed
             failure = Failure.of(failed.error, failed.cause)
         except TransactionFailed as ended:
@@ -151,7 +163,7 @@ class Replayer:
             return Replayed(lean(attempt.dead_letter))
         assert attempt.dead_letter is not None
         dead_letter = attempt.dead_letter
-        retry_locked(lambda: self._keep(dead_letter, failure))
+        retry_locked(lambda: self._keep(dead_letter, failure), self._stopping)
         return Replayed(lean(dead_letter), failure)
 
     def _transaction(self, id: int, reason: str, attempt: _Attempt) -> None:  # noqa: A002
@@ -160,8 +172,9 @@ class Replayer:
             attempt.dead_letter = dead_letter = self._dead_letters.lock(tx, id)
             self._admit(tx, dead_letter)
             attempt.transaction = as_worker(tx, self._ledger.limits, dict(settings))
-            made = decode_record(self._pipeline, dead_letter.record)
-            write(tx, self._pipeline, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
+            with self._stopwatch:
+                made = decode_record(self._pipeline, dead_letter.record)
+                write(tx, self._pipeline, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
             if tx.execute(CURRENT_TRANSACTION).scalar_one() != attempt.transaction:
                 raise HandlerMisuse(
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Any, Literal
 
@@ -13,8 +14,9 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.sql import replay_request as sql
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.postgres.session import Session
-from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from seekpoint.postgres.session import ConnectionSocket, Session
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_timeout, is_transient, sqlstate
+from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import one_line
 from seekpoint.worker.replay.dead_letter_admin import open_at
 from seekpoint.worker.replay.replay_one import Replayer
@@ -22,7 +24,9 @@ from seekpoint.worker.replay.replay_one import Replayer
 MOST, SECONDS = 100, 1.0  # dead letters, and time, between two batches
 LOCK_WAIT = 0.2  # seconds for a partition whose batch another worker has in hand; then it is tried after the next batch
 STORE_WAIT = 1.0  # seconds for the request's own row
-ABANDONED = 6  # times the interval in which its worker is seen, after which a started request has failed
+# A started request has failed when its worker was not seen for so many of our own intervals, and at least so many
+# seconds: its worker's interval may be longer than ours, and it is seen every 20 seconds at least.
+ABANDONED, LEAST_AGE = 6, 60.0
 NO_WORKER = "its worker ended before it did: look at the dead letters that are left, and request them again"
 OUTDATED = (
     "the group is at a newer handler version than when it was made: look at the dead letters that are left, and "
@@ -30,15 +34,27 @@ OUTDATED = (
 )
 
 
+MakeReplayer = Callable[[DeadLetters, str], AbstractContextManager[Replayer]]
+
+
 class RequestedReplays:
     """At most one request of a worker at a time. ``check`` runs on the status thread, the rest on the worker's.
 
     An error of storing how a request is goes to the status thread, which announces it; it is tried again after
-    ``Limits.lag_check`` seconds.
+    ``Limits.lag_check`` seconds, and so is a replay whose error may pass. ``stopping`` ends its retries.
     """
 
-    def __init__(self, pipeline: Pipeline, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ledger: Ledger,
+        *,
+        stopwatch: Stopwatch | None = None,
+        stopping: threading.Event | None = None,
+    ) -> None:
         self._pipeline, self._ledger = pipeline, ledger
+        self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping or threading.Event()
+        self._wire = ConnectionSocket(self._stopwatch)
         self._interval = ledger.limits.lag_check
         self._is_requested = self._is_paused = False
         self._current: _Request | None = None
@@ -50,13 +66,16 @@ class RequestedReplays:
     def check(self) -> None:
         """See whether there is a request to take, and a pause; fail those whose worker has crashed, or is outdated.
 
-        Says that the worker of the request in hand is alive. Raises what could not be stored.
+        Says that the worker of the request in hand is alive. Raises what could not be stored. Nothing of a worker that
+        was given up: its thread may never come back, and its request is found as abandoned.
         """
+        if self._wire.is_cut:
+            return
         current, owner = self._current, self._ledger.owner
         with self._ledger.begin() as tx:
             if current is not None:
                 tx.execute(sql.REQUEST_SEEN, its_id=current.id, its_owner=owner)
-            tx.execute(sql.FAIL_ABANDONED, age=ABANDONED * self._interval, its_error=NO_WORKER)
+            tx.execute(sql.FAIL_ABANDONED, age=max(LEAST_AGE, ABANDONED * self._interval), its_error=NO_WORKER)
             tx.execute(sql.FAIL_OUTDATED, its_error=OUTDATED)
             found = tx.execute(sql.IS_REQUESTED, its_version=self._ledger.version, its_owner=owner).one()
         self._is_requested, self._is_paused = found.is_requested, found.is_paused
@@ -87,13 +106,18 @@ class RequestedReplays:
             if request.state == "started":
                 if self._is_paused:
                     request.state = "requested"
-                else:
-                    request.replay_some()
-            self._store(request)
+                elif request.replay_some(self._replayer):
+                    self._again_at = monotonic() + self._interval
+            if not self._wire.is_cut:
+                self._store(request)
         except Exception as error:  # noqa: BLE001 -- a missing right, or no answer: batches do not depend on it
             self._error, self._again_at = error, monotonic() + self._interval
         else:
             self._error = None
+
+    def cut(self) -> None:
+        """Close the connection from another thread: nothing is replayed any more."""
+        self._wire.cut()
 
     def close(self, *, hand_back: bool) -> None:
         """Give up the request in hand: another worker continues it (``hand_back``), or it has failed.
@@ -114,7 +138,7 @@ class RequestedReplays:
         with self._ledger.begin(lock_wait=STORE_WAIT) as tx:
             parameters = {"its_version": self._ledger.version, "its_owner": self._ledger.owner}
             row = tx.execute(sql.TAKE_REQUEST, **parameters).one_or_none()
-        return None if row is None else _Request(self._pipeline, self._ledger, row)
+        return None if row is None else _Request(self._ledger, row)
 
     def _store(self, request: _Request) -> None:
         """Store how far the request is; then it is in hand no longer if it has ended, was handed back, or was taken."""
@@ -133,12 +157,28 @@ class RequestedReplays:
         if request.state != "started" or done.rowcount == 0:
             self._current = None
 
+    @contextmanager
+    def _replayer(self, dead_letters: DeadLetters, actor: str) -> Iterator[Replayer]:
+        session = Session(self._ledger.engine, lends=self._pipeline.handle is not None, wire=self._wire)
+        try:
+            yield Replayer(
+                self._pipeline,
+                dead_letters,
+                session,
+                actor,
+                while_paused=False,
+                stopwatch=self._stopwatch,
+                stopping=self._stopping,
+            )
+        finally:
+            session.close()
+
 
 class _Request:
     """The request in hand: which dead letters are left of it, and how it ends."""
 
-    def __init__(self, pipeline: Pipeline, ledger: Ledger, row: Any) -> None:
-        self._pipeline, self._dead_letters = pipeline, DeadLetters(ledger, LOCK_WAIT)
+    def __init__(self, ledger: Ledger, row: Any) -> None:
+        self._dead_letters = DeadLetters(ledger, LOCK_WAIT)
         self.id: int = row.id
         self.replayed, self.failed, self.refused = int(row.replayed), int(row.failed), int(row.refused)
         self.state: Literal["requested", "started", "done", "failed"] = "started"
@@ -151,11 +191,14 @@ class _Request:
         """The ids that are left, in order."""
         return [each for each in dict.fromkeys(self._left) if each not in self._tried]
 
-    def replay_some(self) -> None:
-        """Replay until none is left or a limit is reached. What ends the whole request is its ``error``."""
+    def replay_some(self, make: MakeReplayer) -> bool:
+        """Replay until none is left or a limit is reached; whether an error that may pass says to continue later.
+
+        What ends the whole request is its ``error``.
+        """
         until = monotonic() + SECONDS
         try:
-            with self._replayer() as replayer:
+            with make(self._dead_letters, self._actor) as replayer:
                 for _ in range(MOST):
                     if not self._left:
                         break
@@ -165,11 +208,13 @@ class _Request:
         except GroupPaused:
             self.state = "requested"
         except Exception as error:  # noqa: BLE001 -- user code, or a server that is away: the batches go their own way
-            if sqlstate(error) != LOCK_NOT_AVAILABLE:
-                self.state, self.error = "failed", one_line(error)
+            if is_transient(error) and not is_timeout(error):  # what takes too long would take as long again
+                return sqlstate(error) != LOCK_NOT_AVAILABLE
+            self.state, self.error = "failed", one_line(error)
         else:
             if not self._left:
                 self.state = "done"
+        return False
 
     def _replay_first(self, replayer: Replayer) -> None:
         """Replay the first one that is left; the next one of its key, which it has blocked, is the first one then."""
@@ -190,11 +235,3 @@ class _Request:
         if following is not None:
             follower = open_at(self._dead_letters, outcome.dead_letter, following)
             self._left.extendleft([] if follower is None else [follower.id])
-
-    @contextmanager
-    def _replayer(self) -> Iterator[Replayer]:
-        session = Session(self._dead_letters.ledger.engine, lends=self._pipeline.handle is not None)
-        try:
-            yield Replayer(self._pipeline, self._dead_letters, session, self._actor, while_paused=False)
-        finally:
-            session.close()

@@ -33,6 +33,7 @@ HELD = "tests/kafka/test_held_partitions.py"
 REBALANCE = "tests/kafka/test_rebalance.py"
 LOST = "tests/kafka/test_lost_commits.py"
 BATCH = "tests/unit/test_open_batch.py"
+READER = "tests/unit/test_reader.py"
 ERRORS = "tests/kafka/test_errors_of_one_record.py"
 DOWNGRADE = "tests/migrations/test_downgrade.py"
 LIFECYCLE = "tests/kafka/test_lifecycle.py"
@@ -517,6 +518,71 @@ BREAKAGES = (
         "            placed.leader_epoch = record.leader_epoch\n        placed.kept_from = None",
         "        placed.kept_from = None",
         "tests/unit/test_assigned_partitions.py::test_what_was_kept_waits_after_a_record_that_is_tried_again",
+    ),
+    breakage(
+        "more bytes are read ahead than a batch may have",
+        "worker/reader.py",
+        " and kept.bytes < limits.batch_bytes",
+        "",
+        f"{READER}::test_nothing_is_read_ahead",
+    ),
+    breakage(
+        "a batch gets more records than it may have, by a kept chunk",
+        "worker/reader.py",
+        "        if len(first) > most:\n            return None\n",
+        "",
+        f"{READER}::test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch",
+    ),
+    breakage(
+        "records are read ahead of those that wait in a backlog",
+        "worker/reader.py",
+        "        if assignment.scheduler:  # what waits there is applied first\n            return False\n",
+        "",
+        f"{READER}::test_nothing_is_read_ahead",
+    ),
+    breakage(
+        "records are read ahead after a revocation, and at the end",
+        "worker/reader.py",
+        "assignment.has_revoked or self._is_ending()",
+        "False",
+        f"{READER}::test_nothing_is_read_ahead",
+    ),
+    breakage(
+        "an exit of a signal's handler is swallowed while rows are made ahead",
+        "pipeline/pipeline.py",
+        "            with suppress(Exception):\n",
+        "            with suppress(Exception, SystemExit):\n",
+        f"{READER}::test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read",
+    ),
+    breakage(
+        "an exit while rows are made ahead ends the transaction that waits",
+        "worker/reader.py",
+        "        except SystemExit as error:",
+        "        except ZeroDivisionError as error:",
+        f"{READER}::test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read",
+    ),
+    breakage(
+        "an interruption leaves its statement running",
+        "postgres/work_while_waiting.py",
+        "        _cancel(driver)\n",
+        "",
+        "tests/postgres/test_work_while_waiting.py::test_an_interruption_cancels_the_statement",
+    ),
+    Breakage(
+        "an error of the client after COMMIT says that nothing was written",
+        (
+            Edit(
+                "worker/unit_of_work.py",
+                "        self._announce_dead_letters(result)\n        return result\n",
+                "        self._announce_dead_letters(result)\n        self._end_at_stops(result)\n        return result\n",
+            ),
+            Edit(
+                "worker/unit_of_work.py",
+                "                self._end_at_stops(result)  # the batch is written",
+                "                #",
+            ),
+        ),
+        (f"{UNIT_OF_WORK}::test_an_error_of_the_client_after_commit_is_not_the_batchs",),
     ),
     breakage(
         "an error of reading ahead is swallowed",

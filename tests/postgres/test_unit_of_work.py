@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from sqlalchemy import BigInteger, Connection, Engine, Integer, Text, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -19,7 +20,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
 from seekpoint.pipeline.batch import Batch
 from seekpoint.records import Partition
-from seekpoint.testing import Processed, process, raw
+from seekpoint.testing import Processed, kit, process, raw
 from support.fixtures import NewEngine
 from support.ledger_desk import applied, make_table, scalar
 from support.service import driver
@@ -357,3 +358,21 @@ def test_an_exit_in_a_handler_is_said(work: Work, isolating: bool, caplog: pytes
     for words in ("SystemExit(3)", "in leave", "topic/0 [0, 3)", "nothing of this batch was written", "Worker.stop()"):
         assert words in said
     work.holds(0, 0)
+
+
+def test_an_error_of_the_client_after_commit_is_not_the_batchs(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition ends at a poison record, and the client cannot stop reading it: the records before are written."""
+
+    def book(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if b"v2" in [r.value for r in batch]:
+            raise Poison("no")
+        work.book(tx, batch)
+
+    def stop(*_: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._STATE))
+
+    monkeypatch.setattr(kit.FixedClaims, "stop_or_reclaim", stop)
+    with pytest.raises(KafkaException) as raised:
+        work.run(book)
+    assert not getattr(raised.value, "__notes__", []), "it does not say that nothing was written"
+    work.holds(2, 2)

@@ -7,9 +7,11 @@ from functools import partial
 
 import psycopg
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
+from seekpoint.postgres.session import CommitRefused, ConnectionSocket, Session
 from seekpoint.postgres.work_while_waiting import Work, work_while_waiting
+from support.waiting import until
 
 
 class Counted:
@@ -71,3 +73,42 @@ def test_a_lost_connection_is_an_error(driver: psycopg.Connection) -> None:
     working(driver, float("inf"))
     with pytest.raises(psycopg.OperationalError):
         driver.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def test_an_interruption_cancels_the_statement(driver: psycopg.Connection, seekpoint_engine: Engine) -> None:
+    """As in psycopg's own wait: the server does not run on for a client that has left."""
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    pid = driver.info.backend_pid
+    driver.wait = partial(work_while_waiting, driver, Work(lambda: True, interrupted))  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        driver.execute("SELECT pg_sleep(300)")
+    state = text("SELECT state FROM pg_stat_activity WHERE pid = :pid")
+    with seekpoint_engine.connect() as other:
+        other.execution_options(isolation_level="AUTOCOMMIT")
+        until(lambda: other.execute(state, {"pid": pid}).scalar() == "idle", "the statement is cancelled")
+    driver.close()  # its answer was not read
+
+
+def test_an_error_of_the_work_while_commit_is_awaited_says_refused_although_it_may_have_taken_effect(
+    seekpoint_engine: Engine, seekpoint_schema: str
+) -> None:
+    """No work raises such an error: the reader keeps its own. If one did, the worker would end, and hold compares."""
+    is_committing = [False]
+
+    def raises() -> bool:
+        raise RuntimeError("work")
+
+    wire = ConnectionSocket(meanwhile=Work(lambda: is_committing[0], raises))
+    session = Session(seekpoint_engine, wire=wire)
+    table = f'"{seekpoint_schema}".while_committing'
+    with pytest.raises(CommitRefused) as refused, session.transaction() as tx:
+        tx.execute(text(f"CREATE TABLE {table} (v int)"))
+        is_committing[0] = True
+    assert isinstance(refused.value.error, RuntimeError)
+    with seekpoint_engine.connect() as other:
+        other.execution_options(isolation_level="AUTOCOMMIT")
+        found = text("SELECT to_regclass(:name) IS NOT NULL")
+        until(lambda: other.execute(found, {"name": table}).scalar(), "COMMIT has taken effect")

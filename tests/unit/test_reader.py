@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from seekpoint import Limits
+from seekpoint import Append, Limits, Pipeline
 from seekpoint.events import Announcer
 from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import LazyRecords, Partition, RawRecord
+from seekpoint.worker import reader
 from seekpoint.worker.assignment import Chunk
 from seekpoint.worker.assignment.kept import KeptChunks
 from seekpoint.worker.open_batch import CHUNK
@@ -83,3 +86,120 @@ def test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead
     kept.put_back(Chunk([RawRecord("t", 0, n, 1, None, b"x" * each, (), None) for n in range(10)], {}))
     reader.read_ahead()
     assert (asked == 2) is is_read
+
+
+# -- reading ahead -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kept:
+    """What an assignment keeps."""
+
+    records: int = 0
+    bytes: int = 0
+    first: Any = ()
+
+    def __len__(self) -> int:
+        return 1 if len(self.first) else 0
+
+
+@dataclass
+class Ahead:
+    """An assignment whose client has more at each read; ``reads`` counts them, ``closed`` the batches that it closed."""
+
+    kept: Kept = field(default_factory=Kept)
+    has_revoked: bool = False
+    scheduler: Any = None
+    reads: int = 0
+
+    @property
+    def client(self) -> Any:
+        return SimpleNamespace(read=self._read)
+
+    @property
+    def has_kept(self) -> bool:
+        return len(self.kept) > 0
+
+    def _read(self, most: int, wait: float) -> list[Any]:
+        self.reads += 1
+        return [None] * most
+
+    def accept_messages(self, messages: list[Any]) -> Chunk[Any]:
+        return Chunk([], {})
+
+    def keep_others(self, new: Chunk[Any], held: Any, *, is_full: bool) -> Chunk[Any]:
+        return new
+
+    def take_kept(self) -> Any:
+        return self.kept.first
+
+
+def ahead(assignment: Ahead, stopping: threading.Event, pipeline: Any = None) -> Reader:
+    """A reader whose client's last answer was full."""
+    limits = Limits(batch_records=1000, batch_bytes=1000)
+    made = Reader(pipeline, limits, cast("Any", assignment), Announcer([]), Stopwatch(), is_ending=stopping.is_set)
+    made.read(10, 0)
+    assert (made.has_more(), assignment.reads) == (True, 1)
+    return made
+
+
+def revoke(assignment: Ahead, stopping: threading.Event) -> None:
+    assignment.has_revoked = True
+
+
+def fill(assignment: Ahead, stopping: threading.Event) -> None:
+    assignment.kept.bytes = 1000
+
+
+def fail(assignment: Ahead, stopping: threading.Event) -> None:
+    assignment.scheduler = Scheduler()
+
+
+def end(assignment: Ahead, stopping: threading.Event) -> None:
+    stopping.set()
+
+
+@pytest.mark.parametrize("happens", [revoke, end, fill, fail], ids=["revoked", "ending", "bytes", "a backlog"])
+def test_nothing_is_read_ahead(happens: Callable[[Ahead, threading.Event], None]) -> None:
+    """After a revocation (I2), at the end, past ``Limits.batch_bytes``, or while records wait that are applied first."""
+    assignment, stopping = Ahead(), threading.Event()
+    made = ahead(assignment, stopping)
+    made.read_ahead()
+    assert assignment.reads == 2, "it is read ahead before"
+    happens(assignment, stopping)
+    assert not made.read_ahead()
+    assert assignment.reads == 2
+
+
+def test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch() -> None:
+    """``Limits.batch_records`` is exact."""
+    assignment = Ahead()
+    made = ahead(assignment, threading.Event())
+    assignment.kept.first = Chunk(list(range(5)), {})
+    assert made.read(4, 0) is None
+    assert made.read(5, 0) is assignment.kept.first
+
+
+def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler of the host raises it wherever the worker's thread is, and once."""
+    calls = []
+
+    def codec(value: bytes) -> int:
+        calls.append(value)
+        raise SystemExit(3)
+
+    sink: Append[int, Any] = Append("t", columns=["v"])
+    pipeline = Pipeline("g", topics="t", value=codec, sinks=[sink])
+    records = LazyRecords([b"1"], [0], lambda: [], topic="t", partitions=[0], size=1)
+    with pytest.raises(SystemExit):
+        pipeline.prepare(records)
+    assert calls
+    assignment, kept = Ahead(), []
+    made = ahead(assignment, threading.Event(), pipeline)
+    monkeypatch.setattr(made, "_readable", lambda new: Chunk(records, {}))
+    monkeypatch.setattr(assignment, "keep", kept.append, raising=False)
+    assert not made.read_ahead()
+    assert kept
+    assert not made.read_ahead(), "nor anything after it"
+    with pytest.raises(SystemExit):
+        made.read(reader.CHUNK, 0)

@@ -235,9 +235,12 @@ class Pipeline(Generic[V, K]):
         return self.rows_at_once(raw) if encoded is None else encoded
 
     def prepare(self, raw: Sequence[RawRecord]) -> None:
-        """Make the rows that ``streamed_rows`` will return. Errors are left to it: the records are not applied yet."""
+        """Make the rows that ``streamed_rows`` will return. Errors are left to it: the records are not applied yet.
+
+        Raises what ends the process: a signal's handler may raise it here, and it is raised once.
+        """
         if isinstance(raw, LazyRecords):
-            with suppress(Exception, SystemExit):
+            with suppress(Exception):
                 raw.rows = self.streamed_rows(raw)
 
     def _encoded_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:

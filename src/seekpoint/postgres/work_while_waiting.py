@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready, Wait
 
 T = TypeVar("T")
+
+CANCEL = 5.0  # seconds for the server to take the request that cancels a statement
 
 
 class Work(NamedTuple):
@@ -49,7 +53,17 @@ def work_while_waiting(
     except StopIteration as end:
         answer: T = end.value
         return answer
+    except KeyboardInterrupt:
+        _cancel(driver)
+        raise
     return type(driver).wait(driver, _from(state, waits), *args, **options)
+
+
+def _cancel(driver: psycopg.Connection[Any]) -> None:
+    """As psycopg's own wait does: else the server runs a statement on whose answer no client waits."""
+    if driver.pgconn.transaction_status == TransactionStatus.ACTIVE:
+        with suppress(Exception):  # the interruption is what is raised
+            driver.cancel_safe(timeout=CANCEL)
 
 
 def _ready(events: int) -> Ready:

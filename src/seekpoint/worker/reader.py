@@ -37,7 +37,7 @@ class Reader:
         self._announce, self._stopwatch, self._is_ending = announce, stopwatch, is_ending
         self._due_first = False  # whether a single free place in a batch is a due record's
         self._has_more = False  # the client's last answer was full
-        self._failed: Exception | None = None  # an error of reading ahead
+        self._failed: BaseException | None = None  # an error of reading ahead
 
     def read(self, most: int, wait: float, held: frozenset[Partition] | None = None) -> Chunk[RawRecord] | None:
         """Up to ``most`` records, due ones first; waits up to ``wait`` seconds for a first one. None: there is none.
@@ -72,8 +72,8 @@ class Reader:
     def read_ahead(self) -> bool:
         """Read one more chunk without waiting, and decode it; False if there is none, or none may be read now.
 
-        What is read ahead is bounded as a batch is. Errors are raised by the next :meth:`read`, and those of a codec
-        when the records are applied.
+        What is read ahead is bounded as a batch is. Errors and SystemExit are raised by the next :meth:`read`, and
+        errors of a codec when the records are applied.
         """
         if not self._may_read_ahead():
             return False
@@ -87,8 +87,12 @@ class Reader:
         if not len(chunk):
             return False
         self._assignment.keep(chunk)
-        with self._stopwatch:
-            self._pipeline.prepare(chunk.messages)
+        try:
+            with self._stopwatch:
+                self._pipeline.prepare(chunk.messages)
+        except SystemExit as error:  # raised when the transaction that waits has ended
+            self._failed = error
+            return False
         return True
 
     def _may_read_ahead(self) -> bool:

@@ -123,7 +123,7 @@ class Committer:
         mode: Mode | None = Mode(is_bisecting=batch.is_single or self._strides.expects_failures)
         while mode is not None:
             try:
-                self._attempt_traced(batch, mode)
+                result = self._attempt_traced(batch, mode)
             except Exception as error:  # noqa: BLE001 -- raised where it is not recovered from
                 if (mode := self._recover(error, batch, mode)) is None:
                     raised = raised_by(error)
@@ -141,18 +141,18 @@ class Committer:
                 )
                 raise
             else:
+                self._end_at_stops(result)  # the batch is written: an error of the client does not concern it
                 return
             if not batch.buffer.reads:
                 return
 
-    def _attempt_traced(self, batch: OpenBatch, mode: Mode) -> None:
+    def _attempt_traced(self, batch: OpenBatch, mode: Mode) -> BatchResult:
         if self._tracer is None:
-            self._attempt(batch, mode)
-            return
+            return self._attempt(batch, mode)
         with self._tracer.transaction(self._pipeline, batch, mode.attempt):
-            self._attempt(batch, mode)
+            return self._attempt(batch, mode)
 
-    def _attempt(self, batch: OpenBatch, mode: Mode) -> None:
+    def _attempt(self, batch: OpenBatch, mode: Mode) -> BatchResult:
         began = monotonic()
         self._announce(events.BatchOpened(attempt=mode.attempt))
         with self._session.transaction() as tx:
@@ -184,7 +184,7 @@ class Committer:
             if (changed := sink.strategy_changed()) is not None:
                 self._announce(changed)
         self._announce_dead_letters(result)
-        self._end_at_stops(result)
+        return result
 
     def _committed(self, result: BatchResult, seconds: float) -> events.Committed:
         rows: dict[str, int] = {}

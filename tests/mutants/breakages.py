@@ -790,6 +790,13 @@ BREAKAGES = (
         "tests/kafka/test_lifecycle.py::test_an_outdated_worker_without_a_partition_hears_of_the_new_version",
     ),
     breakage(
+        "quiet partitions are not checked while another is busy",
+        "worker/assignment/idle_checks.py",
+        "        if not (asked := [*quiet, *stopped]):\n",
+        "        if len(quiet) < len(active) or not (asked := [*quiet, *stopped]):\n",
+        f"{SMALL_WORKER}::test_a_reset_of_a_quiet_partition_is_obeyed_while_another_is_busy",
+    ),
+    breakage(
         "a release looks for its token alone",
         _STATEMENTS,
         'return or_(offset.token == token, offset.owner == bindparam("owner", type_=Uuid))',
@@ -1077,6 +1084,13 @@ BREAKAGES = (
         "numbered(SAME_TYPES)[0], same,",
         '"SELECT 1", (),',
         f"{SMALL}::test_a_table_altered_between_two_batches[text to jsonb]",
+    ),
+    breakage(
+        "a batch that has failed in two round trips is sent in two again",
+        "worker/apply.py",
+        "        or mode != FIRST\n",
+        "",
+        f"{SMALL}::test_a_batch_that_has_failed_goes_step_by_step",
     ),
     breakage(
         "COMMIT counted without its tag",

@@ -563,6 +563,20 @@ def test_a_rule_that_was_made_since_takes_no_row(
     assert work.ledger.read()[0].next_offset == 3
 
 
+def test_a_batch_that_has_failed_goes_step_by_step(ground: Ground, group: str, desk: Any, sent: list[Any]) -> None:
+    """Its hold shows what happened. Of the pool, it gets a connection that knows the table, too."""
+    pipeline = appends(ground, group, on_poison="dead_letter")
+    work = desk(pipeline, first=order(1))
+    other = desk(Pipeline(f"{group}-other", topics=TOPIC, value=Json(), sinks=pipeline.sinks), first=order(2))
+    known = other.driver
+    other.committer.close()
+    kinds = work.apply(order(3), order(-1))
+    assert kinds[:2] == [events.BatchOpened, events.Bisecting]
+    assert len(sent) == 1
+    assert work.driver is known
+    assert ground.rows("id") == [(1,), (2,), (3,)]
+
+
 @pytest.mark.parametrize("waits_at", ["hold", "rows"])
 def test_a_statement_that_is_cancelled(
     ground: Ground, group: str, desk: Any, elsewhere: ThreadPoolExecutor, waits_at: str

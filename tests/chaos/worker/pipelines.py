@@ -13,11 +13,12 @@ import msgspec
 from seekpoint import Append, Bytes, Json, Pipeline, Poison
 from seekpoint.pipeline import pipeline as declaration
 from seekpoint.pipeline.policy import DeadLetterLimits
-from seekpoint.records import LazyRecords, Record
-from seekpoint.sinks import copy
+from seekpoint.pipeline.sink import Row
+from seekpoint.records import LazyRecords, RawRecord, Record
+from seekpoint.sinks import copy, small_append
 from seekpoint.sinks.native.driver_checks import is_exact
-from seekpoint.sinks.native.encoder import EncodedRows
 from seekpoint.testing.child_process import report
+from seekpoint.worker import apply
 
 GOOD, POISON, REFUSED, CRASHING = (  # as msgspec writes them
     b'{"worker":"any"}',
@@ -35,14 +36,38 @@ class Written(msgspec.Struct):
     worker: str
 
 
+class CrashingPipeline(Pipeline[Any, Any]):
+    """Ends its process at a record with the value ``CRASHING``, decoded or not. Its sink is the library's own."""
+
+    def decode(self, raw: RawRecord) -> Record[Any, Any]:
+        """One record."""
+        _crash_at([raw.value])
+        return super().decode(raw)
+
+    def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
+        """Many records, by their values."""
+        _crash_at(_values(raw))
+        return super().rows_at_once(raw)
+
+    def streamed_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
+        """Many records that are not decoded."""
+        _crash_at(_values(raw))
+        return super().streamed_rows(raw)
+
+
+def _values(raw: Sequence[RawRecord]) -> Sequence[bytes | None]:
+    return raw.values if isinstance(raw, LazyRecords) else [one.value for one in raw]
+
+
 def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
     """The pipeline that ``what`` describes."""
     native = what["native"] is not None
-    return Pipeline(
+    kind: type[Pipeline[Any, Any]] = CrashingPipeline if native else Pipeline
+    return kind(
         what["group"],
         topics=what["topic"],
         value=Json(Written) if native else Bytes(),
-        sinks=[_by_compiled_text(what["table"]) if native else _by_row(what["table"], what["name"])],
+        sinks=[_by_compiled_text(what["table"], what["name"]) if native else _by_row(what["table"], what["name"])],
         synchronous_commit=what["durable"],
         pipeline_mode=what["durable"],  # else each statement is awaited, and chunks come while the COPY is open
         on_poison="dead_letter",
@@ -60,8 +85,11 @@ def _by_row(table: str, name: str) -> Append[bytes, Any]:
     return Append(table, columns=[*ORIGINS, "worker"], row=row)
 
 
-def _by_compiled_text(table: str) -> Append[Written, Any]:
-    """Chunks of any size are encoded; ``CompiledText`` is reported for each that is sent."""
+def _by_compiled_text(table: str, name: str) -> Append[Written, Any]:
+    """Chunks of any size are encoded; ``CompiledText`` is reported for each that is sent.
+
+    Every other worker sends small batches in two round trips: their rows are Python's. The others have no small batch.
+    """
 
     def checked(*given: Any) -> bool:
         if exact := is_exact(*given):
@@ -70,21 +98,10 @@ def _by_compiled_text(table: str) -> Append[Written, Any]:
 
     patch.object(declaration, "ENCODED", 1).start()
     patch.object(copy, "is_exact", checked).start()
-    return CrashingAppend(table, columns=["worker"], provenance=ORIGINS)
-
-
-class CrashingAppend(Append[Written, Any]):
-    """Ends its process at a record with the value ``CRASHING``, decoded or not."""
-
-    def rows(self, record: Record[Written, Any]) -> Any:
-        """Of one record."""
-        _crash_at([msgspec.json.encode(record.value)])
-        return super().rows(record)
-
-    def encoded_rows(self, codec: Any, raw: LazyRecords) -> EncodedRows | None:
-        """Of many records that are not decoded."""
-        _crash_at(raw.values)
-        return super().encoded_rows(codec, raw)
+    if int(name.rpartition("-")[2]) % 2:
+        patch.object(apply, "MOST_RECORDS_IN_ONE_INSERT", 0).start()
+        patch.object(small_append, "MOST_ROWS_PIPELINED", 0).start()
+    return Append(table, columns=["worker"], provenance=ORIGINS)
 
 
 def _crash_at(values: Sequence[bytes | None]) -> None:

@@ -20,6 +20,7 @@ class Report:
     kinds: tuple[str, ...]
     native: str | None = None
     compiled_chunks: int = 0
+    small_transactions: int = 0
     servers: str = ""
     rounds: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -45,9 +46,10 @@ class Report:
 
     @property
     def vacuous(self) -> list[str]:
-        """What never truly happened: kinds of faults, and the compiled stage."""
+        """What never truly happened: kinds of faults, batches of two round trips, and the compiled stage."""
         stage = [f"compiled {self.native}"] if self.native and not self.compiled_chunks else []
-        return [*stage, *(kind for kind in self.kinds if not self.faults[kind])]
+        small = [] if self.small_transactions else ["a transaction of two round trips"]
+        return [*small, *stage, *(kind for kind in self.kinds if not self.faults[kind])]
 
     @property
     def passed(self) -> bool:
@@ -74,6 +76,7 @@ class Report:
             "snapshots": self.snapshots,
             "fatal_clients": log.totals["fatal"],
             "transactions": log.totals["Committed"],
+            "small_transactions": self.small_transactions,
             "suspect_ranges": log.totals["CrashSuspected"],
             "careful_seconds": round(log.careful_seconds, 1),
             "seconds": round(self.seconds, 1),
@@ -95,6 +98,7 @@ class Report:
         ]
         lines += [
             f"{self.records:,} records in {said['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
+            f"{self.small_transactions:,} of them in two round trips",
             f"{said['fences']} fenced, {said['unknown_commits']} unknown COMMITs, {said['rebalances']} rebalances",
             f"{said['suspect_ranges']} suspect ranges, {said['careful_seconds']} s in small parts, of all partitions",
             *([f"compiled {self.native}: {self.compiled_chunks:,} chunks"] if self.native else []),

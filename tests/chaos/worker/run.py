@@ -141,7 +141,9 @@ def run(
             finally:
                 report.rounds = round_.number
             show(f"{round_.number:4}/{rounds}  {round_.pool!s:19} {monotonic() - started:5.1f} s  {outcome}")
-    report.seconds, report.compiled_chunks = monotonic() - began, environment.log.totals["CompiledText"]
+    totals = environment.log.totals
+    report.seconds, report.compiled_chunks = monotonic() - began, totals["CompiledText"]
+    report.small_transactions = totals["CommittedSmall"]
     if report.passed:
         shutil.rmtree(environment.folder)
     report.write(report_path, environment.log)

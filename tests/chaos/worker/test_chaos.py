@@ -86,7 +86,7 @@ def test_the_time_in_small_parts_is_from_the_first_owner_to_the_end_of_the_range
 
 
 def test_a_run_in_which_a_fault_never_happened_fails(tmp_path: Path) -> None:
-    report = Report(SEED, ("kill_at_held", "rewind"))
+    report = Report(SEED, ("kill_at_held", "rewind"), small_transactions=1)
     report.happened("rewind", 0.5)
     assert report.vacuous == ["kill_at_held"]
     passed = [report.passed]
@@ -102,8 +102,15 @@ def test_a_run_in_which_a_fault_never_happened_fails(tmp_path: Path) -> None:
     assert not written["passed"]
 
 
+def test_a_run_without_a_transaction_of_two_round_trips_fails() -> None:
+    report = Report(SEED, ())
+    assert report.vacuous == ["a transaction of two round trips"]
+    report.small_transactions = 1
+    assert report.passed
+
+
 def test_a_run_without_the_compiled_stage_that_it_is_for_fails() -> None:
-    report = Report(SEED, (), "text")
+    report = Report(SEED, (), "text", small_transactions=1)
     assert report.vacuous == ["compiled text"]
     report.compiled_chunks = 1
     assert report.passed
@@ -122,4 +129,5 @@ def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> No
     assert written["unknown_commits"] > 0
     assert written["rebalances"] > 0
     assert written["records"] > 0
+    assert written["transactions"] > written["small_transactions"] > 0
     assert written["dead_lettered"] > 0

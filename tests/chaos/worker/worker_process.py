@@ -10,25 +10,43 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 if __name__ == "__main__":  # run by path: the package is the folder around this file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from chaos.worker.pipelines import pipeline_of
-from seekpoint import Limits, Worker
+from seekpoint import Ledger, Limits, Worker
 from seekpoint.events import BatchOpened, ChunkRead, Committed, Event, Held, LagSampled
-from seekpoint.testing.child_process import Reporter, receive
+from seekpoint.testing.child_process import Reporter, receive, report
 
 
 class ChaosReporter(Reporter):
-    """Reports each event but the lag; ``Copying`` is a chunk read while the COPY is open."""
+    """Reports each event but the lag; ``Copying`` is a chunk read while the COPY is open.
 
-    _in_transaction = False
+    And ``CommittedSmall``, in front of ``Committed``, where the batch took two round trips: hold, advance and rows one.
+    """
+
+    _in_transaction = _is_small = False
+
+    def watch_small_batches(self) -> None:
+        """Note each batch that is held and advanced by one statement: only those of two round trips are."""
+        original = Ledger.hold_and_advance
+
+        def noted(*given: Any) -> Any:
+            moved = original(*given)
+            self._is_small = True
+            return moved
+
+        patch.object(Ledger, "hold_and_advance", noted).start()
 
     def step(self, event: Event) -> str | None:
         """The event's name, with ``Copying`` for a chunk within a transaction and None for one outside."""
         if isinstance(event, BatchOpened | Committed | Held):
             self._in_transaction = isinstance(event, Held)
+            if isinstance(event, Committed) and self._is_small:
+                report("CommittedSmall")
+            self._is_small = self._is_small and isinstance(event, Held)
         if isinstance(event, ChunkRead):
             return "Copying" if self._in_transaction else None
         return None if isinstance(event, LagSampled) else super().step(event)
@@ -40,6 +58,7 @@ def run(what: Mapping[str, Any]) -> None:
     if what["break_at"]:
         reporter.break_at(**what["break_at"])
     reporter.obey()
+    reporter.watch_small_batches()
     limits = Limits(**what["limits"])
     Worker(pipeline_of(what), engine=what["dsn"], kafka=what["kafka"], limits=limits, observe=[reporter]).run()
 

@@ -13,7 +13,9 @@ from sqlalchemy import Engine, create_engine, text
 
 import seekpoint.web
 from seekpoint.admin import Admin, GroupStatus
+from seekpoint.ledger.schema_revision import HEAD
 from seekpoint.ledger.status import StatusTables, WorkerProcess
+from seekpoint.web.reading import CHECKED
 from status_views import PAGES as STATUS_PAGES
 from status_views import fill, seconds_of
 from support.ledger_desk import Desk
@@ -63,6 +65,27 @@ def test_an_old_ledger_names_the_command(console: Console, admin: Admin, desk: D
     answer = browser.get("/")
     assert answer.status_code in {422, 503}
     assert "seekpoint db upgrade" in answer.text
+
+
+@pytest.mark.parametrize("revision", ["0009", "9999"])
+def test_a_ledger_of_another_revision_is_neither_shown_nor_acted_on(
+    console: Console, admin: Admin, desk: Desk, monkeypatch: pytest.MonkeyPatch, revision: str
+) -> None:
+    """Also where it has all tables and columns that are asked for."""
+    now = [1_000.0]
+    monkeypatch.setattr("seekpoint.web.reading.monotonic", lambda: now[0])
+    browser = console(allow_actions=True)
+    form = browser.plan("pause", group="g")
+    with admin.engine.begin() as tx:
+        tx.execute(text(f'UPDATE "{admin.schema}".alembic_version SET version_num = :to'), {"to": revision})
+    now[0] += CHECKED
+    said = "seekpoint db upgrade" if revision < HEAD else "update Seekpoint"
+    acted = browser.apply(form)
+    paths = ("", "group?group=g", "history", "plan?action=pause&group=g", "api/", "health", "api/health")
+    for answer in (acted, *(browser.get(f"/{path}") for path in paths)):
+        assert answer.status_code == (200 if "health" in str(answer.url) else 503)
+        assert said in answer.text, answer.url
+    assert admin.history("g") == []
 
 
 def test_while_the_database_is_away_the_last_answer_is_shown(

@@ -19,7 +19,7 @@ from seekpoint.admin import AcceptPlan, Admin, PausePlan, ResetPlan, ResetTo
 from seekpoint.errors import ConfigError, Fenced, KafkaUnavailable
 from seekpoint.records import Partition
 from seekpoint.web.filters import where_of
-from seekpoint.web.reading import Reads
+from seekpoint.web.reading import Reads, check_revision
 from seekpoint.web.site import Asked, Page, Site, error_page
 
 FORM = "apply"
@@ -129,6 +129,7 @@ class Actions:
     def _carry_out(self, plan: Plan, reason: str, asked: Asked) -> str:
         """Returns the page that shows what follows."""
         actor = asked.access.user
+        check_revision(self._admin)
         match plan:
             case ResetPlan():
                 accept_loss = asked.parameters.get("accept_loss") == "yes"

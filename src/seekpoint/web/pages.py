@@ -164,7 +164,9 @@ class Pages:
 
     async def health(self, _: Asked) -> Page:
         """What the doctor finds."""
-        answer = await self._reads.read("health", lambda admin: admin.doctor(Role.READER), keep=DIAGNOSED)
+        answer = await self._reads.read(
+            "health", lambda admin: admin.doctor(Role.READER), keep=DIAGNOSED, any_revision=True
+        )
         rank = [Level.FAILURE, Level.WARNING, Level.OK].index
         findings = sorted(answer.value.findings, key=lambda one: rank(one.level))
         return _page(answer, "health", "Health", answer.value, is_live=False, diagnosis=answer.value, findings=findings)

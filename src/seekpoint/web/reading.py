@@ -27,6 +27,7 @@ READ_ONLY = (
     "SELECT set_config('transaction_read_only', 'on', true), "
     f"set_config('statement_timeout', '{TIMEOUT * 1000:.0f}ms', true), set_config('lock_timeout', '500ms', true)"
 )
+CHECKED = 10.0  # seconds for which the ledger has the revision that it had
 KEPT = 20  # answers; one of a group with 10,000 partitions takes 12 MB
 
 
@@ -78,24 +79,34 @@ def said_by(error: SQLAlchemyError) -> str:
     return one_line(cause) if said is None else f"{type(cause).__name__}: {said}"
 
 
+def check_revision(admin: Admin) -> None:
+    """Raise SchemaMismatch, which names the command, unless the ledger has this library's revision."""
+    with admin.engine.connect() as connection:
+        check(connection, admin.schema)
+
+
 class Reads:
     """Runs reads in threads, and keeps the last answer of each."""
 
     def __init__(self, admin: Admin, reader: Admin | None = None) -> None:
         self.admin = reading(reader or reader_of(admin))
+        self._check_again = 0.0
         self._last: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
         self._lock = threading.Lock()
 
-    async def read(self, key: Hashable, question: Callable[[Admin], T], *, keep: float = 0.0) -> Answer[T]:
+    async def read(
+        self, key: Hashable, question: Callable[[Admin], T], *, keep: float = 0.0, any_revision: bool = False
+    ) -> Answer[T]:
         """The answer now, or the last one with its age: for ``keep`` seconds, and where the database is away.
 
-        Raises Unavailable where there is none; ConfigError for a ledger that is missing or old.
+        Raises Unavailable where there is none; SchemaMismatch for a ledger that is missing or old, unless it may have
+        ``any_revision``.
         """
         last = self._last.get(key)
         if last is not None and (age := monotonic() - last[0]) < keep:
             return Answer(last[1], age)
         try:
-            value = await self.ask(question)
+            value = await self.ask(question, any_revision=any_revision)
         except (OperationalError, PoolTimeout) as error:
             return self._earlier(key, said_by(error))
         with self._lock:
@@ -105,12 +116,19 @@ class Reads:
                 self._last.popitem(last=False)
         return Answer(value)
 
-    async def ask(self, question: Callable[[Admin], T]) -> T:
-        """The answer now. Raises ConfigError for a ledger that is missing or old."""
+    async def ask(self, question: Callable[[Admin], T], *, any_revision: bool = False) -> T:
+        """The answer now. Raises SchemaMismatch for a ledger of another revision, which is asked every ten seconds."""
+
+        def answer() -> T:
+            if not any_revision and monotonic() >= self._check_again:
+                check_revision(self.admin)
+                self._check_again = monotonic() + CHECKED
+            return question(self.admin)
+
         try:
-            return await run_in_threadpool(question, self.admin)
+            return await run_in_threadpool(answer)
         except ProgrammingError:  # no table, or none of these columns
-            await run_in_threadpool(self._check)
+            await run_in_threadpool(check_revision, self.admin)
             raise
 
     def _earlier(self, key: Hashable, error: str) -> Answer[Any]:
@@ -120,7 +138,3 @@ class Reads:
             raise Unavailable(f"the database cannot be read: {error}")
         at, value = found
         return Answer(value, monotonic() - at, error)
-
-    def _check(self) -> None:
-        with self.admin.engine.connect() as connection:
-            check(connection, self.admin.schema)

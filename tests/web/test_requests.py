@@ -9,6 +9,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from seekpoint.admin import Admin
+from seekpoint.errors import ConfigError
 from seekpoint.web import Access, Right, create_app
 from seekpoint.web.guard import HEADERS
 from support.browser import LOCAL
@@ -82,13 +83,22 @@ def test_the_api_answers_get_alone(console: Console) -> None:
     for page in PAGES:
         path = f"/api/{page}"
         assert browser.get(path).headers["content-type"] == "application/json"
-        for method in ("POST", "PUT", "PATCH", "DELETE"):
+        for method in ("HEAD", "POST", "PUT", "PATCH", "DELETE"):
             assert browser.request(method, path, headers=same).status_code == 405
-            assert browser.request(method, path, headers={"origin": "http://attacker.example"}).status_code == 403
+            if method != "HEAD":  # which changes nothing
+                assert browser.request(method, path, headers={"origin": "http://attacker.example"}).status_code == 403
         answer = browser.options(path, headers={"origin": "http://attacker.example"})
         assert answer.status_code == 403
         assert not [name for name in answer.headers if name.startswith("access-control-")]
     assert browser.get("/apply").status_code == 405
+
+
+def test_actions_by_other_names_need_access(admin: Admin) -> None:
+    """As on the command line: all who reach the proxy would act as the user of this machine."""
+    with pytest.raises(ConfigError, match=r"could act as the user of this machine; mount seekpoint.web.create_app"):
+        create_app(admin, allow_actions=True, hosts=["console.example"])
+    create_app(admin, allow_actions=True, hosts=["console.example"], access=lambda _: Access("ada", Right.OPERATE))
+    create_app(admin, hosts=["console.example"])
 
 
 def test_without_access_requests_of_this_machine_read(console: Console) -> None:

@@ -46,6 +46,22 @@ def test_it_serves_until_the_block_ends(admin: Admin, desk: Desk) -> None:
         urllib.request.urlopen(address, timeout=10)
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_ipv6_is_in_brackets(admin: Admin, desk: Desk) -> None:
+    with serving(admin, "::1", 0) as address:
+        assert address.startswith("http://[::1]:")
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            assert b">g</a>" in answer.read()
+
+
 def test_an_address_that_is_not_free_is_named(admin: Admin) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

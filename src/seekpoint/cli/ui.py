@@ -37,6 +37,7 @@ def ui(
     and discard, after a plan and with a reason. Other users need an access= of their own: mount
     seekpoint.web.create_app in a service. Needs the extra web.
     """
+    from seekpoint.web.access import PROXIED  # noqa: PLC0415 -- an extra
     from seekpoint.web.guard import is_loopback  # noqa: PLC0415 -- an extra
     from seekpoint.web.serving import serving  # noqa: PLC0415 -- an extra
 
@@ -49,11 +50,7 @@ def ui(
         )
         raise typer.Exit(USAGE)
     if allow_actions and host:
-        typer.echo(
-            "error: --allow-actions with --host: browsers would reach the console through a proxy, and all of them "
-            "could act as the user of this machine; mount seekpoint.web.create_app with access= in a service",
-            err=True,
-        )
+        typer.echo(f"error: --allow-actions with --host: {PROXIED}", err=True)
         raise typer.Exit(USAGE)
     settings = brokers.settings()
     if settings:

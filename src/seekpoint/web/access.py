@@ -33,6 +33,13 @@ AccessOf = Callable[[HTTPConnection], Access | Awaitable[Access]]
 """Of a request; it may be async. What it raises is answered with 500, and nothing is shown or done."""
 
 
+PROXIED = (
+    "browsers would reach the console through a proxy, and all of them could act as the user of this machine; mount "
+    "seekpoint.web.create_app with access= in a service"
+)
+"""Why names besides localhost and actions need an ``access``."""
+
+
 def local(right: Right) -> AccessOf:
     """Access for requests of this machine, all of its user; none for others, nor for those that a proxy passes on."""
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Literal
 
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from seekpoint.admin import Admin
-from seekpoint.web.access import AccessOf, Right, local
+from seekpoint.errors import ConfigError
+from seekpoint.web.access import PROXIED, AccessOf, Right, local
 from seekpoint.web.actions import Actions
 from seekpoint.web.guard import Guard
 from seekpoint.web.pages import Pages
@@ -44,8 +47,11 @@ def create_app(
     the same bytes to processes that share their users. ``admin`` carries out actions. Pages are read on a pool of its
     own, made from the URL of the admin's engine, or by ``reader``, in transactions that are read only: give one where
     the engine is not made from a URL alone.
-    Makes no connection before the first request.
+    Makes no connection before the first request. Raises ConfigError for ``allow_actions`` with ``hosts`` and without
+    ``access``: all who reach this machine's proxy would act as its user.
     """
+    if allow_actions and hosts and access is None:
+        raise ConfigError(f"allow_actions=True with hosts= and without access=: {PROXIED}")
     ask = access or local(Right.OPERATE if allow_actions else Right.READ)
     site = Site(ask, Tokens(secret), allow_actions=allow_actions, shows_payloads=payloads == "full", refresh=refresh)
     reads = Reads(admin, reader)
@@ -64,10 +70,16 @@ def create_app(
     app = Starlette(
         routes=[
             *(Route(path, site.page(ask_for), methods=["GET"]) for path, ask_for in shown.items()),
-            *(Route(f"/api{path}", site.api(ask_for), methods=["GET"]) for path, ask_for in shown.items()),
+            *(_get_alone(f"/api{path}", site.api(ask_for)) for path, ask_for in shown.items()),
             Route("/plan", site.page(actions.plan, Right.OPERATE), methods=["GET"]),
             Route("/apply", site.post(actions.apply), methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )
     return Guard(app, hosts)  # around all of it: answers of 500 have its headers, too
+
+
+def _get_alone(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    route = Route(path, endpoint, methods=["GET"])
+    route.methods = {"GET"}  # Starlette has added HEAD
+    return route

@@ -26,17 +26,17 @@ def serving(admin: Admin, host: str, port: int, **options: Any) -> Iterator[str]
 
     Raises ConfigError where the address is not free.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family, shown = (socket.AF_INET6, f"[{host}]") if ":" in host else (socket.AF_INET, host)
     try:
         listening = socket.create_server((host, port), family=family)  # connections wait from now on
     except OSError as error:
-        raise ConfigError(f"the address {host}:{port} is not free: {error.strerror}") from None
+        raise ConfigError(f"the address {shown}:{port} is not free: {error.strerror}") from None
     config = uvicorn.Config(create_app(admin, **options), log_level="warning", proxy_headers=False)
     server = _Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), name="seekpoint-console")
     thread.start()
     try:
-        yield f"http://{host}:{listening.getsockname()[1]}/"
+        yield f"http://{shown}:{listening.getsockname()[1]}/"
     finally:
         server.should_exit = True
         thread.join()

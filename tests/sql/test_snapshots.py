@@ -156,6 +156,7 @@ def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[A
     assert sum(one.count for one in letters.by_cause(Where())) == len(parked)
     assert sum(letters.count_open().values()) == len(parked) == len(claims)
     assert letters.in_order([each.id for each in reversed(parked)]) == [each.id for each in parked]
+    assert [each.id for each in letters.chosen([each.id for each in parked])] == [each.id for each in parked]
     with engine.begin() as tx:
         one = letters.lock(tx, letters.get(parked[0].id).id)
         assert letters.first_open_of_key(tx, one) == 0

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from html import unescape
 from time import time
 from typing import Any
 
 import pytest
 from httpx2 import Response
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 
 from seekpoint.admin import Admin, DeadLetterAdmin, ResetTo
-from seekpoint.errors import OffsetLost, PartitionStopped, PoisonStop, TopicRecreated
+from seekpoint.errors import ConfigError, OffsetLost, PartitionStopped, PoisonStop, TopicRecreated
 from seekpoint.records import Cause, Failure
 from seekpoint.web import Access, Right
 from seekpoint.web.reading import Reads
@@ -284,6 +285,35 @@ def test_dead_letters_are_discarded_by_filter(console: Console, depot: Depot, ad
     answer = ada.apply(outdated, "second")
     assert answer.status_code == 409
     assert "0 dead letters were discarded; 1 are no longer open" in answer.text
+
+
+def test_plans_of_many_ids_ask_no_more_than_of_one(depot: Depot, admin: Admin) -> None:
+    """And leave the values in the database."""
+    depot.bad = {b"b"}
+    found = [one.id for one in depot.park(*orders(*[b"b"] * 5))]
+    asked: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    def count(plan: Callable[[list[int]], Any], ids: list[int]) -> int:
+        asked.clear()
+        plan(ids)
+        return len(asked)
+
+    of = admin.dead_letters("g")
+    event.listen(admin.engine, "before_cursor_execute", note)
+    try:
+        assert count(of.plan_discard, found) == count(of.plan_discard, found[:1])
+        assert count(partial(admin.plan_replay, "g"), found) == count(partial(admin.plan_replay, "g"), found[:1])
+    finally:
+        event.remove(admin.engine, "before_cursor_execute", note)
+    planned = of.plan_discard(reversed(found))
+    assert [(one.dead_letter.id, one.dead_letter.value, one.dead_letter.size) for one in planned] == [
+        (each, None, 1) for each in found
+    ]
+    with pytest.raises(ConfigError, match="no dead letter 999"):
+        of.plan_discard([found[0], 999])
 
 
 def test_a_replay_is_requested_by_filter(console: Console, depot: Depot, admin: Admin) -> None:

@@ -31,6 +31,11 @@ OPEN_POSITION = """
     INSERT INTO "{s}".reload_position (run, consumer_group, topic, partition, topic_id, first_offset, end_offset,
       next_offset, epoch, resets)
     VALUES (:run, 'g', 't', 0, gen_random_uuid(), 0, 400, 100, 1, 0)"""
+LOSSES = """
+    INSERT INTO "{s}".lost_range (consumer_group, topic, topic_id, partition, from_offset, to_offset, reason, decision,
+      actor)
+    SELECT 'g', 't', gen_random_uuid(), n % 2, n - 1, n, 'retention', 'accepted', 'ada' FROM generate_series(1, 300) n
+    ORDER BY n"""
 STATIC = Path(seekpoint.web.__file__).parent / "static"
 
 
@@ -216,6 +221,22 @@ def test_a_group_whose_workers_are_dead_has_no_worker_on_any_page(
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f'UPDATE "{desk.ledger.schema}".worker SET {change}'))
     assert shown() == [1, 3, 1, 1]
+
+
+def test_the_last_losses_are_shown(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
+    """A hundred, of the group or of the partition."""
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(LOSSES.format(s=desk.ledger.schema)))
+    browser = console()
+    for path, last in (("group?group=g", 300), ("partition?group=g&topic=t&partition=1", 299)):
+        found = browser.get(f"/api/{path}").json()["data"]["lost"]
+        assert len(found) == 100
+        assert found[-1]["to_offset"] == last
+        assert found[0]["to_offset"] < last
+        assert "The last 100 are shown" in browser.get(f"/{path}").text
+    assert browser.get("/api/partition?group=g&topic=t&partition=2").json()["data"]["lost"] == []
+    assert "The last" not in browser.get("/partition?group=g&topic=t&partition=2").text
+    assert len(Admin(seekpoint_engine, schema=desk.ledger.schema).lost(["g"])) == 300
 
 
 def test_the_groups_come_worst_first(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:

@@ -159,6 +159,25 @@ def test_odd_bytes_are_shown_as_text(console: Console, depot: Depot) -> None:
         assert error in unescape(browser.get("/dead-letters", params={"group": depot.group}).text)
 
 
+def test_a_long_value_is_cut_and_says_how_long_it_is(console: Console, depot: Depot) -> None:
+    """Not within a character; and its page is not read again."""
+    depot.bad = {b"b"}
+    (one,) = depot.park(raw(b"b", topic="orders"))
+    value = b"ab" + "é".encode() * 40_000 + b"the end"
+    short = value[: present.LONGEST]
+    browser = console(payloads="full")
+    for stored, left_out in ((value, True), (value[1:], True), (short, False)):
+        with depot.engine.begin() as tx:
+            change = f'UPDATE "{depot.schema}".dead_letter SET value = :value WHERE id = :id'
+            tx.execute(text(change), {"value": stored, "id": one.id})
+        page = browser.get(f"/dead-letter?group=g&id={one.id}").text
+        assert "éé</pre>" in page
+        assert "the end" not in page
+        assert (f"The first 65,536 of {len(stored):,} bytes are shown." in page) == left_out
+        assert "hx-trigger" not in page
+        assert browser.get(f"/api/dead-letter?group=g&id={one.id}").json()["data"]["size"] == len(stored)
+
+
 def odd_name(drawn: random.Random, n: int) -> str:
     """Markup and signs that text in Postgres may have."""
     return f"{n} " + "".join(drawn.choices(["<script>", "\"'&<>", "\u202eé", "\x1b[31m", "{{ 7*7 }}", "%2f/?#"], k=3))

@@ -189,13 +189,16 @@ class Admin:
         with self.engine.connect() as connection:
             return recent_actions(SchemaConnection(connection, self.schema), limit)
 
-    def lost(self, groups: Collection[str] = ()) -> list[LostRange]:
+    def lost(
+        self, groups: Collection[str] = (), *, partition: Partition | None = None, limit: int | None = None
+    ) -> list[LostRange]:
         """Offsets that no worker of these groups, or of any, applies; the oldest decision first.
 
-        Raises ConfigError for an unknown group.
+        ``partition``: of this one alone; ``limit``: the last ones. Raises ConfigError for an
+        unknown group.
         """
         with self.engine.connect() as connection:
-            return lost_ranges(SchemaConnection(connection, self.schema), sorted(groups))
+            return lost_ranges(SchemaConnection(connection, self.schema), sorted(groups), partition, limit)
 
     def plan_accept_lost(self, group: str, partition: Partition, *, to_offset: int | None = None) -> AcceptPlan:
         """A plan to give up what a partition's log does not have any more. Asks the brokers.

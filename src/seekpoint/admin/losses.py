@@ -73,10 +73,16 @@ class AcceptPlan:
         return not self.acceptances
 
 
-def lost_ranges(tx: SchemaConnection, names: Sequence[str]) -> list[LostRange]:
-    """What these groups, or all, have lost; the oldest first. Raises ConfigError for an unknown group."""
+def lost_ranges(
+    tx: SchemaConnection, names: Sequence[str], partition: Partition | None = None, limit: int | None = None
+) -> list[LostRange]:
+    """What these groups, or all, have lost, or the last ``limit`` of it; the oldest first.
+
+    Raises ConfigError for an unknown group.
+    """
     for name in names:
         known_group(GroupConnection(tx.connection, tx.schema, name))
+    topic, number = (None, None) if partition is None else partition
     wanted = list(names) or [row.name for row in tx.execute(read_sql.GROUPS)]
     return [
         LostRange(
@@ -85,7 +91,9 @@ def lost_ranges(tx: SchemaConnection, names: Sequence[str]) -> list[LostRange]:
             row.topic_id,
             *(row.from_offset, row.to_offset, row.reason, row.decision, row.actor, row.at),
         )
-        for row in tx.execute(read_sql.LOST_RANGES, names=wanted)
+        for row in reversed(
+            tx.execute(read_sql.LOST_RANGES, names=wanted, its_topic=topic, its_partition=number, most=limit).all()
+        )
     ]
 
 

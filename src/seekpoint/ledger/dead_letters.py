@@ -275,6 +275,17 @@ class DeadLetters:
             rows = tx.execute(sql.LIST_DEAD_LETTERS, most=limit, with_values=with_values, **conditions, **place)
             return [dead_letter_of(each) for each in rows]
 
+    def chosen(self, ids: Iterable[int]) -> Sequence[DeadLetter]:
+        """These dead letters without their values, in order. Raises ConfigError where the group has one not."""
+        asked = set(ids)
+        for each in asked:
+            self._refuse_no_id(each)
+        with self.ledger.begin() as tx:
+            found = [dead_letter_of(row) for row in tx.execute(sql.CHOSEN_DEAD_LETTERS, ids=sorted(asked))]
+        if unknown := asked - {one.id for one in found}:
+            raise self._unknown(min(unknown))
+        return found
+
     def in_order(self, ids: Iterable[int]) -> Sequence[int]:
         """These ids in the order of topic, partition and offset. Raises ConfigError where the group has one not."""
         asked = set(ids)

@@ -27,7 +27,7 @@ from seekpoint.web.filters import FILTER, where_of
 from seekpoint.web.reading import Answer, Reads
 from seekpoint.web.site import Asked, Page, Site
 
-PARTITIONS, DEAD_LETTERS, ACTIONS = 100, 100, 200  # on a page
+PARTITIONS, DEAD_LETTERS, ACTIONS, LOST = 100, 100, 200, 100  # on a page
 BROKERS_AWAY = 30.0  # seconds for which brokers that did not answer are not asked
 DIAGNOSED = 30.0  # seconds for which a diagnosis is shown
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -75,7 +75,7 @@ class Pages:
                 "number": shown,
                 "pages": pages,
                 "explanation": admin.explain(name),
-                "lost": admin.lost([name]),
+                "lost": admin.lost([name], limit=LOST),
             }
 
         answer = await self._reads.read(("group", name, number), read)
@@ -98,7 +98,7 @@ class Pages:
                 "doubts": doubts,
                 "samples": drawn,
                 "history": admin.history(name, [at.topic], partition=at.number),
-                "lost": [one for one in admin.lost([name]) if one.partition == at],
+                "lost": admin.lost([name], partition=at, limit=LOST),
             }
 
         answer = await self._reads.read(("partition", name, at), read)
@@ -134,7 +134,8 @@ class Pages:
             ("dead letter", name, number), lambda admin: admin.dead_letters(name).get(number)
         )
         one = answer.value
-        return _page(answer, "dead_letter", f"Dead letter {number}", self._portable(one, name), group=name, one=one)
+        data = self._portable(one, name)
+        return _page(answer, "dead_letter", f"Dead letter {number}", data, is_live=False, group=name, one=one)
 
     async def replay(self, asked: Asked) -> Page:
         """A request for a replay, until a worker has ended it."""

@@ -13,6 +13,7 @@ from seekpoint.ledger.dead_letters import name_bytes
 from seekpoint.ledger.positions import Stop
 from seekpoint.records import Partition
 
+LONGEST = 65_536  # bytes that are shown of a key, a value or a header
 NOT_KNOWN = "\N{EN DASH}"
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -121,14 +122,24 @@ def moment(value: datetime | None) -> str:
 
 
 def octets(value: bytes | None) -> str:
-    """As text where it is UTF-8 without control characters, else in hexadecimal."""
+    """As text where it is UTF-8 without control characters, else in hexadecimal; at most the first ``LONGEST``."""
     if value is None:
         return "null"
+    end = LONGEST
+    while len(value) > end > LONGEST - 3 and value[end] & 0xC0 == 0x80:  # within a character
+        end -= 1
+    value = value[:end]
     try:
         text = value.decode()
     except UnicodeDecodeError:
         return value.hex(" ")
     return text if all(c.isprintable() or c in "\n\t" for c in text) else value.hex(" ")
+
+
+def cut(value: bytes | None) -> str:
+    """What :func:`octets` leaves out; nothing where it shows all."""
+    is_long = value is not None and len(value) > LONGEST
+    return f"The first {LONGEST:,} of {len(value or b''):,} bytes are shown." if is_long else ""
 
 
 def header_name(name: str) -> str:

@@ -28,7 +28,7 @@ _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
 )
 _templates.filters.update(number=present.number, age=present.age, ago=present.ago, moment=present.moment)
-_templates.filters.update(octets=present.octets, header_name=present.header_name)
+_templates.filters.update(octets=present.octets, cut=present.cut, header_name=present.header_name)
 _templates.globals.update(
     query=lambda **given: urlencode({k: v for k, v in given.items() if v is not None}), choices_of=present.choices_of
 )

@@ -163,6 +163,11 @@ IN_ORDER = (
     .where(_dead_letter.consumer_group == GROUP, _dead_letter.id == func.any(array("ids", BigInteger)))
     .order_by(*_order)
 )
+CHOSEN_DEAD_LETTERS = (
+    select(*_whole(cast(null(), LargeBinary)))
+    .where(_dead_letter.consumer_group == GROUP, _dead_letter.id == func.any(array("ids", BigInteger)))
+    .order_by(*_order)
+)
 # By its place, not by its id: the last dead letter of the page before may have been deleted meanwhile.
 _after = [bindparam(f"after_{each.name}", type_=each.type) for each in _order]
 LIST_DEAD_LETTERS = (

@@ -163,7 +163,22 @@ SILENT_DRIVERS = select(
     reload_run.c.state,
     cast(extract("epoch", _now - reload_run.c.changed_at), Double).label("silent"),
 ).where(reload_run.c.state.not_in([literal_column(f"'{state}'") for state in CLOSED]))
-LOST_RANGES = select(lost_range).where(lost_range.c.consumer_group == _among).order_by(lost_range.c.id)
+# The newest first: a page shows the last ones.
+LOST_RANGES = (
+    select(lost_range)
+    .where(
+        lost_range.c.consumer_group == _among,
+        or_(
+            bindparam("its_topic", type_=Text).is_(None),
+            and_(
+                lost_range.c.topic == bindparam("its_topic", type_=Text),
+                lost_range.c.partition == bindparam("its_partition", type_=Integer),
+            ),
+        ),
+    )
+    .order_by(lost_range.c.id.desc())
+    .limit(bindparam("most", type_=Integer))
+)
 _is_open = reload_run.c.state.not_in([literal_column(f"'{state}'") for state in CLOSED])
 OPEN_RUNS = (
     select(reload_run.c.id, reload_run.c.state, reload_run.c.driver, reload_run.c.groups, reload_run.c.version_to)

@@ -17,7 +17,7 @@ from sqlalchemy import URL, Engine
 from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import operator
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetterCause, DeadLetters, Where, name_bytes, rank
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetterCause, DeadLetters, Where, name_bytes
 from seekpoint.ledger.sql.dead_letters import GROUP_OF_DEAD_LETTER
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
 from seekpoint.pipeline.policy import Limits
@@ -63,8 +63,7 @@ def chosen_dead_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | 
     if isinstance(chosen, Where):
         yield from _pages(dead_letters, chosen, limit)
         return
-    ids = {chosen} if isinstance(chosen, int) else set(chosen)
-    yield from sorted((replace(dead_letters.get(each), value=None) for each in ids), key=rank)
+    yield from dead_letters.chosen([chosen] if isinstance(chosen, int) else chosen)
 
 
 def lean(dead_letter: DeadLetter) -> DeadLetter:

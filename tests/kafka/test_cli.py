@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
 import pytest
 from sqlalchemy import Engine, make_url, text
 from typer.testing import CliRunner
@@ -25,6 +31,7 @@ from seekpoint.records import Partition
 from support.cli_place import TO_TABLE, Place
 from support.command import seekpoint
 from support.events import Run
+from support.waiting import until
 
 COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
 # -- explain ---------------------------------------------------------------------------------------------
@@ -454,6 +461,39 @@ def test_dev_lends_a_pair_until_ctrl_c(place: Place, monkeypatch: pytest.MonkeyP
     seekpoint("dev", "env", exits=2)
     gone = seekpoint("db", "check", env=exports, exits=3)
     assert "refused" in gone.stderr
+
+
+def test_dev_shows_a_demo_until_ctrl_c(place: Place) -> None:
+    """As a user starts it, but for the display; its port is taken, so that the console has another one."""
+    with closing(taken(8484)):
+        process = place.start("dev", "--demo", env={"TMPDIR": str(place.folder), "DISPLAY": "", "WAYLAND_DISPLAY": ""})
+        process.wait_for("  Console   http://", "out", seconds=120)
+    process.wait_for("Open it in a browser.", "out")
+    (address,) = re.findall(r"  Console   (\S+)", process.said)
+    assert not address.endswith(":8484/")
+
+    def applied() -> bool:
+        with urllib.request.urlopen(f"{address}api/group?group=orders", timeout=10) as answer:
+            group = json.load(answer)["data"]["group"]
+        return sum(at["position"]["next_offset"] for at in group["partitions"]) > 100 and len(group["workers"]) == 2
+
+    until(applied, "the console shows records that were applied", timeout=60)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) > 2
+    process.signal(signal.SIGINT)
+    assert process.end() == 0, process.said
+    _, left = psutil.wait_procs(children, timeout=20)
+    assert left == []
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(address, timeout=10)
+
+
+def taken(port: int) -> socket.socket:
+    """A socket at the port: of this test, or, where it is another program's, at a free one."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return socket.create_server(("127.0.0.1", 0))
 
 
 def test_without_the_extra_the_command_says_what_to_install() -> None:

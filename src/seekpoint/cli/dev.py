@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import signal
 import sys
@@ -88,9 +89,22 @@ def _console(pair: Pair) -> Iterator[None]:
 
     with running_demo(pair) as address:
         typer.echo(f"\n  Console   {address}")
-        if not webbrowser.open(address):
+        if not _open_browser(address):
             typer.echo("Open it in a browser.")
         yield
+
+
+def _open_browser(address: str) -> bool:
+    """Open it in a browser of the desktop; one in the terminal would take it, and block, and is not started."""
+    if sys.platform not in {"darwin", "win32"} and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):
+        return False
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return False
+    if type(browser) is webbrowser.GenericBrowser or not getattr(browser, "background", True):
+        return False
+    return browser.open(address)
 
 
 def _wait(pair: Pair, stopped: threading.Event) -> None:

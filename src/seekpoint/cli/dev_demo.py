@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -48,7 +49,10 @@ class Payment(msgspec.Struct):
 
 @contextmanager
 def running_demo(pair: Pair, port: int = 8484) -> Iterator[str]:
-    """Run the load, four workers and the console within the block; yields the console's address."""
+    """Run the load, four workers and the console within the block; yields the console's address.
+
+    Where the port is taken, the console has another one.
+    """
     url, kafka = pair.postgres.url, {"bootstrap.servers": pair.kafka.bootstrap}
     engine = create_engine(url)
     upgrade(engine)
@@ -66,8 +70,16 @@ def running_demo(pair: Pair, port: int = 8484) -> Iterator[str]:
         for pipeline in (orders, orders, shipping, payments):
             running.enter_context(Worker(pipeline, engine=url, kafka=kafka, limits=limits).running())
         running.enter_context(_load(pair.kafka.bootstrap))
-        console = serving(Admin(url, kafka), "127.0.0.1", port, allow_actions=True, payloads="full")
+        console = serving(Admin(url, kafka), "127.0.0.1", _free(port), allow_actions=True, payloads="full")
         yield running.enter_context(console)
+
+
+def _free(port: int) -> int:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return 0
+    return port
 
 
 @contextmanager

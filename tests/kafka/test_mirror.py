@@ -279,6 +279,29 @@ def test_a_member_of_the_old_group_is_refused_before_and_after_its_commits_are_r
     assert scene.positions() == {}
 
 
+def test_a_member_that_joins_during_the_last_questions_is_refused(
+    scene: Scene, old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members are asked for after all else: what is left until COMMIT is one message to Postgres."""
+    group, known = "old-" + scene.group, Identity.known
+    plan = admin(scene).plan_import(scene.group, group)
+    consumer = Consumer({"bootstrap.servers": scene.broker, "group.id": group, "client.id": "old", "log_level": 0})
+
+    def joins(identity: Identity, topics: Any) -> Any:
+        if not consumer.assignment():
+            consumer.subscribe([old])
+            scene.wait(lambda: consumer.poll(0.1) is not None)
+        return known(identity, topics)
+
+    monkeypatch.setattr(Identity, "known", joins)
+    try:
+        with pytest.raises(Fenced, match=r"has 1 member in Kafka \(old on "):
+            admin(scene).apply(plan, reason="test")
+    finally:
+        consumer.close()
+    assert scene.positions() == {}
+
+
 def test_commits_that_an_open_transaction_replaces_are_not_read(scene: Scene, old: str) -> None:
     """The plain consumer has written its output, and waits or has crashed: the transaction's end decides on the offset.
 

@@ -108,12 +108,12 @@ def apply_import(ledger: Ledger, plan: ImportPlan, by: By, *, kafka: Mapping[str
 
 
 def _require_same(identity: Identity, plan: ImportPlan) -> None:
-    """Raise Fenced where commits, topics or their partitions are not those of the plan."""
-    commits = _read_commits(identity, plan.from_group, [each.partition for each in plan.partitions])
+    """Raise Fenced where commits, topics or their partitions are not those of the plan; members are asked for last."""
     ids = identity.ask({each.partition.topic for each in plan.partitions}).known()
     counts = identity.known({each.partition.topic for each in plan.partitions})
     if sum(counts.values()) != len(plan.partitions):
         raise Fenced("a topic has more partitions than in the plan: nothing was done; make another plan")
+    commits = _read_commits(identity, plan.from_group, [each.partition for each in plan.partitions])
     for each in plan.partitions:
         commit = commits.get(each.partition)
         now = None if commit is None else commit.offset
@@ -131,7 +131,8 @@ def _read_commits(
 ) -> dict[Partition, Commit]:
     """The commits of a group without members, of these partitions or of all.
 
-    Raises Fenced where it has some before or after they were read. A member that joined in between may have committed since, and read records that would be applied again.
+    Raises Fenced where it has some before or after they were read. A member that joined in between may have committed
+    since, and read records that would be applied again.
     """
     require_empty(identity, group)
     found = read_commits(identity, group, partitions)

@@ -217,7 +217,11 @@ def test_live_tables_get_no_older_values_unless_that_is_accepted(shop: Shop) -> 
     with pytest.raises(ReprocessRefused, match=r"handle runs again for records.*--accept-old-values"):
         reprocess(shop, handled).plan(at, 2, 5)
     one = reprocess(shop, guarded)
-    plan = one.plan(at, 2, 5)
+    with pytest.raises(
+        ReprocessRefused, match=r"\(Upsert\) deletes rows: one that was deleted since.*--accept-old-val"
+    ):
+        one.plan(at, 2, 5)
+    plan = one.plan(at, 2, 5, accept_old_values=True)
     assert any("newest row of each key; a row that was deleted since is made" in said for said in plan.consequences)
     one.apply(plan, reason="a test")
     assert shop.rows() == [(7, 9, 9)]
@@ -256,6 +260,21 @@ def test_failures_at_commit_and_open_dead_letters(shop: Shop, other: str) -> Non
     live = one.apply(plan, reason="a test")
     assert (live.records, live.dead_letters) == (9, 0)
     assert shop.execute(before) == dead
+
+
+def test_what_was_given_up_is_not_put_back(shop: Shop) -> None:
+    """As by a reload: a record that was discarded or skipped has no row, and gets none."""
+    shop.put([BAD if n in {3, 4, 5} else of(n, n) for n in range(10)])
+    shop.work(10, kind="append", on_poison="dead_letter")
+    for offset, state in ((3, "discarded"), (4, "skipped")):
+        shop.execute(f"UPDATE {{schema}}.dead_letter SET state = '{state}' WHERE record_offset = {offset}")
+    shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_pkey")
+    one = reprocess(shop)
+    plan = one.plan((shop.topic, 0), 0, 10)
+    assert "open dead letters in the range: 1; their records are left out, a replay applies them" in plan.consequences
+    assert any("discarded or skipped: 2; they are left out" in said for said in plan.consequences)
+    live = one.apply(plan, reason="a test")
+    assert (live.records, live.dead_letters) == (7, 0)
 
 
 def test_a_handler_writes_the_tables_of_the_other_schema_alone(books: Any) -> None:

@@ -1846,6 +1846,13 @@ BREAKAGES = (
         "tests/jobs/test_reprocess.py::test_failures_at_commit_and_open_dead_letters",
     ),
     breakage(
+        "a run over a range puts back what was discarded",
+        "ledger/tables.py",
+        '("dead_lettered", "blocked", "skipped", "discarded")',
+        '("dead_lettered", "blocked", "skipped")',
+        "tests/jobs/test_reprocess.py::test_what_was_given_up_is_not_put_back",
+    ),
+    breakage(
         "a run over a range moves in another transaction than its rows",
         "ledger/sql/reprocess.py",
         '        _transaction == bindparam("transaction", type_=Text),\n',

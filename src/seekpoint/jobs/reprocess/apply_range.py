@@ -14,7 +14,7 @@ from sqlalchemy import Row
 
 from seekpoint.errors import HandlerMisuse, ReprocessRefused
 from seekpoint.jobs.reprocess.other_schema import Aimed
-from seekpoint.jobs.reprocess.plan import open_dead_letters, require_range
+from seekpoint.jobs.reprocess.plan import left_out, require_range
 from seekpoint.jobs.run import Tx
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, dead_letter_of, nothing_left_out
 from seekpoint.kafka.range_checks import RangeChecks
@@ -153,10 +153,10 @@ class RangeRun:
         return False
 
     def _left_out(self, scope: GroupConnection, start: int, end: int) -> LeftOut:
-        """Records with an open dead letter are a replay's, unless the rows go to other tables."""
+        """A replay's records, and those that were given up, unless the rows go to other tables."""
         if self._run.target_schema is not None:
             return nothing_left_out
-        offsets = open_dead_letters(scope, Range(self._at, self._run.topic_id, start, end))
+        offsets = left_out(scope, Range(self._at, self._run.topic_id, start, end))
         return (lambda record: record.offset in offsets) if offsets else nothing_left_out
 
     def _write(

@@ -18,10 +18,11 @@ from seekpoint.ledger.sql import reprocess as sql
 from seekpoint.ledger.sql import resets
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.pipeline.sink import Sink
-from seekpoint.records import Partition
+from seekpoint.records import Partition, State
 from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.upsert.upsert import Upsert
 
+_GIVEN_UP = {State.DISCARDED, State.SKIPPED}
 COUNTING = "5s"  # how long the plan may count rows
 
 
@@ -87,6 +88,12 @@ def require_old_values(pipeline: Pipeline, topic: str) -> None:
         "write to tables of another schema, or accept older values with --accept-old-values"
         for sink in pipeline.sinks
         if sink.takes(topic) and getattr(sink, "guarded", None) is False
+    ]
+    why += [
+        f"{', '.join(sink.tables)} (Upsert) deletes rows: one that was deleted since would be made again, as nothing is "
+        "left to compare with. Write to tables of another schema, or accept it with --accept-old-values"
+        for sink in pipeline.sinks
+        if sink.takes(topic) and getattr(sink, "guarded", None) and _deletes(sink)
     ]
     if why:
         raise ReprocessRefused(why)
@@ -186,25 +193,31 @@ def _rows_of(connection: Connection, sink: Sink, range_: Range) -> int | None:
 
 
 def _live_only(tx: GroupConnection, range_: Range) -> list[str]:
-    dead = len(open_dead_letters(tx, range_))
-    found = [f"open dead letters in the range: {dead:,}; their records are left out, a replay applies them"] * bool(
-        dead
-    )
+    states = list(left_out(tx, range_).values())
+    given_up = sum(state in _GIVEN_UP for state in states)
+    found = []
+    if dead := len(states) - given_up:
+        found.append(f"open dead letters in the range: {dead:,}; their records are left out, a replay applies them")
+    if given_up:
+        found.append(
+            f"records in the range that were discarded or skipped: {given_up:,}; they are left out, only a reset reads "
+            "them again"
+        )
     return found + [
         f"{run.strategy} run {run.id} ({run.state}) is open: what it has staged does not get these rows"
         for run in tx.execute(resets.OPEN_RUNS_OF_GROUP)
     ]
 
 
-def open_dead_letters(tx: GroupConnection, range_: Range) -> set[int]:
-    """The offsets of the group's own open dead letters in the range."""
+def left_out(tx: GroupConnection, range_: Range) -> dict[int, State]:
+    """The offsets in the range whose records are not applied, by the state of the group's own dead letters."""
     at = range_.partition
     found = tx.execute(
-        sql.OPEN_DEAD_LETTERS,
+        sql.LEFT_OUT,
         topic=at.topic,
         partition=at.number,
         its_topic_id=range_.topic_id,
         from_offset=range_.start,
         to_offset=range_.end,
     )
-    return set(found.scalars())
+    return {row.record_offset: State(row.state) for row in found}

@@ -29,6 +29,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from seekpoint.ledger.sql import forget
 from seekpoint.ledger.sql.partition_offset import GROUP, unnest
 from seekpoint.ledger.tables import (
+    IS_LEFT_OUT,
     IS_RESET,
     LOWER_FIRST,
     RELOAD_CLOSED,
@@ -166,9 +167,6 @@ DISOWN = (
 
 # -- what is left out ------------------------------------------------------------------------------------------
 
-# Dead letters whose records have no rows. Those that were replayed have theirs; superseded ones are read again.
-LEFT_OUT = ("dead_lettered", "blocked", "skipped", "discarded")
-_left_out = _dead_letter.state.in_([literal_column(f"'{state}'") for state in LEFT_OUT])
 _within = unnest("within", topic=Text, partition=Integer, topic_id=Uuid, from_offset=BigInteger, to_offset=BigInteger)
 _of_ours = and_(
     _dead_letter.consumer_group == GROUP,
@@ -178,7 +176,7 @@ _of_ours = and_(
     _dead_letter.record_offset >= _within.c.from_offset,
     _dead_letter.record_offset < _within.c.to_offset,
 )
-LETTERS = select(_dead_letter.topic, _dead_letter.partition, _dead_letter.record_offset).where(_of_ours, _left_out)
+LETTERS = select(_dead_letter.topic, _dead_letter.partition, _dead_letter.record_offset).where(_of_ours, IS_LEFT_OUT)
 LOST = (
     select(lost_range.c.topic, lost_range.c.topic_id, lost_range.c.partition, lost_range.c.from_offset,
            lost_range.c.to_offset, lost_range.c.reason, lost_range.c.at)

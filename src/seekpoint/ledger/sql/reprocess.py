@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Integer, Text, Uuid, bindparam, case, func, insert, literal_column, select, update
 
 from seekpoint.ledger.sql.partition_offset import GROUP, is_at
-from seekpoint.ledger.tables import IS_OPEN, dead_letter, reprocess_dead_letter, reprocess_run
+from seekpoint.ledger.tables import IS_LEFT_OUT, dead_letter, reprocess_dead_letter, reprocess_run
 
 _run, _dead = reprocess_run.c, reprocess_dead_letter.c
 _is_run = _run.id == bindparam("its_run", type_=Uuid)
@@ -76,11 +76,11 @@ BLOCKED_KEYS = (
     .group_by(_dead.key)
 )
 
-# The group's own open dead letters of a range: a replay applies their records.
-OPEN_DEAD_LETTERS = select(dead_letter.c.record_offset).where(
+# The group's own dead letters of a range whose records are not applied: a replay does so, or they were given up.
+LEFT_OUT = select(dead_letter.c.record_offset, dead_letter.c.state).where(
     *is_at(dead_letter.c),
     dead_letter.c.topic_id == bindparam("its_topic_id", type_=Uuid),
     dead_letter.c.record_offset >= bindparam("from_offset", type_=BigInteger),
     dead_letter.c.record_offset < bindparam("to_offset", type_=BigInteger),
-    IS_OPEN,
+    IS_LEFT_OUT,
 )

@@ -51,7 +51,10 @@ def plan_reset(
     for each in resets:
         if each.direction != "none" and each.target >= each.position and is_rewritten(found[each.at], each.log):
             raise Fenced(unknown_truncation(ledger.group, found[each.at]))
-    said = consequences(resets, group, runs, logs.doubt)
+    moved = [(each.topic_id, each.partition, each.target) for each in resets if each.direction != "none"]
+    with ledger.begin() as tx:
+        dead = {row.state: int(row.n) for row in tx.execute(sql.DEAD_LETTERS_FROM, **arrays(sql.MOVED, moved))}
+    said = consequences(resets, group, runs, dead, logs.doubt)
     return ResetPlan(ledger.group, group.cluster_id, forgotten, str(target), datetime.now(UTC), resets, said)
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row
 
 from seekpoint.admin.reset_plan import Reset
+from seekpoint.records import State
 
 
 def consequences(
-    resets: Sequence[Reset], group: Row[Any], runs: Sequence[Row[Any]], doubt: str | None
+    resets: Sequence[Reset], group: Row[Any], runs: Sequence[Row[Any]], dead: Mapping[str, int], doubt: str | None
 ) -> tuple[str, ...]:
-    """One sentence each. ``group`` is the group's row, with what its pipeline declares; ``runs`` its open reloads."""
+    """One sentence each.
+
+    ``group`` is the group's row, with what its pipeline declares; ``runs`` its open reloads; ``dead`` the numbers of
+    dead letters from the targets on, by state.
+    """
     moves = [reset for reset in resets if reset.direction != "none"]
     found = [said for reset in moves for said in _of_partition(reset)]
     declared = group.declared or {}
     backward = sorted({reset.topic for reset in moves if reset.direction == "backward"})
     found += [said for topic in backward for said in _of_topic(topic, declared.get(topic))]
+    found += _of_dead_letters(dead)
     if moves:
         for run in runs:
             found.append(
@@ -57,6 +63,14 @@ def _of_partition(reset: Reset) -> Iterator[str]:
 
 def _offsets(many: int) -> str:
     return "1 offset is" if many == 1 else f"{many:,} offsets are"
+
+
+def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[str]:
+    if dead:
+        by_state = ", ".join(f"{many:,} {state}" for state, many in sorted(dead.items()))
+        yield f"{sum(dead.values()):,} dead letters become superseded, and their records are read again: {by_state}"
+    if given_up := sum(dead.get(state.value, 0) for state in (State.DISCARDED, State.SKIPPED)):
+        yield f"{given_up:,} of these records were given up (discarded or skipped), and are applied again"
 
 
 def _of_topic(topic: str, declared: Any) -> Iterator[str]:

@@ -15,7 +15,9 @@ from seekpoint import Limits
 from seekpoint.admin import Acceptance, AcceptPlan, Admin, ResetTo, apply_resets
 from seekpoint.errors import Fenced, GroupForgotten
 from seekpoint.ledger.admin_actions import reset_offset
+from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.roles import Role
+from seekpoint.records import Cause, Failure, NewDeadLetter, RawRecord, State
 from support.fixtures import NewEngine
 from support.ledger_desk import Desk
 from support.ledger_roles import LedgerRoles
@@ -33,6 +35,38 @@ def rows(engine: Engine, schema: str, query: str) -> list[Any]:
 @pytest.fixture
 def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
     return Admin(seekpoint_engine, schema=seekpoint_schema)
+
+
+def test_a_plan_counts_the_dead_letters_that_it_supersedes(
+    desk: Desks, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
+) -> None:
+    """Also what an operator has given up: its record is read and applied again."""
+    worker = desk(at={0: 10, 1: 10})
+    letters = DeadLetters(worker.ledger)
+    failure = Failure(Cause.POISON, "Poison: a test")
+    new = [
+        NewDeadLetter(RawRecord("t", partition, offset, None, b"k", b"v"), failure, State.DEAD_LETTERED)
+        for partition in (0, 1)
+        for offset in range(6)
+    ]
+    with seekpoint_engine.begin() as tx:
+        letters.insert(tx, new, {"t": worker.topic_id}, 1)
+    states = {2: "skipped", 3: "discarded", 4: "replayed", 5: "superseded"}
+    for offset, state in states.items():
+        with seekpoint_engine.begin() as tx:
+            tx.execute(text(f"UPDATE \"{seekpoint_schema}\".dead_letter SET state = '{state}' "
+                            f"WHERE record_offset = {offset}"))  # fmt: skip
+    plan = admin.plan_reset("g", ResetTo.offset(1), {"t": [0]})
+    assert (
+        "4 dead letters become superseded, and their records are read again: 1 dead_lettered, 1 discarded, 1 replayed, "
+        "1 skipped"
+    ) in plan.consequences
+    assert "2 of these records were given up (discarded or skipped), and are applied again" in plan.consequences
+    admin.apply(plan, reason="r")
+    found = rows(seekpoint_engine, seekpoint_schema, "SELECT partition, count(*) FROM {s}.dead_letter "
+                 "WHERE state = 'superseded' GROUP BY 1 ORDER BY 1")  # fmt: skip
+    assert found == [(0, 5), (1, 1)]
+    assert not [said for said in admin.plan_reset("g", ResetTo.offset(20)).consequences if "dead letters" in said]
 
 
 def test_a_plan_of_a_thousand_partitions_is_one_transaction(

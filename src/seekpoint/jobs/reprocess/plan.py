@@ -90,7 +90,7 @@ def require_old_values(pipeline: Pipeline, topic: str) -> None:
         if sink.takes(topic) and getattr(sink, "guarded", None) is False
     ]
     why += [
-        f"{', '.join(sink.tables)} (Upsert) deletes rows: one that was deleted since would be made again, as nothing is "
+        f"{', '.join(sink.tables)} (Upsert) deletes rows: one that was deleted since would be made again: nothing is "
         "left to compare with. Write to tables of another schema, or accept it with --accept-old-values"
         for sink in pipeline.sinks
         if sink.takes(topic) and getattr(sink, "guarded", None) and _deletes(sink)

@@ -7,6 +7,8 @@ from sqlalchemy import (
     DateTime,
     Integer,
     Text,
+    Uuid,
+    and_,
     bindparam,
     cast,
     column,
@@ -19,9 +21,10 @@ from sqlalchemy import (
     true,
 )
 
-from seekpoint.ledger.sql.partition_offset import ASKED, GROUP, array, is_at, is_row_of
+from seekpoint.ledger.sql.partition_offset import ASKED, GROUP, array, is_at, is_row_of, unnest
 from seekpoint.ledger.sql.reload_run import CLOSED
-from seekpoint.ledger.tables import IS_RESET, admin_action, partition_offset, position_sample, reload_run
+from seekpoint.ledger.tables import IS_RESET, admin_action, dead_letter, partition_offset, position_sample, reload_run
+from seekpoint.records import State
 
 _action, _sample = admin_action.c, position_sample.c
 
@@ -90,6 +93,25 @@ OPEN_RUNS_OF_GROUP = (
         _run.state.not_in([literal_column(f"'{state}'") for state in CLOSED]),
     )
     .order_by(_run.opened_at)
+)
+
+_dead_letter = dead_letter.c
+MOVED = unnest("moved", topic_id=Uuid, partition=Integer, to_offset=BigInteger)
+# What a reset supersedes, by state.
+DEAD_LETTERS_FROM = (
+    select(_dead_letter.state, func.count().label("n"))
+    .select_from(MOVED)
+    .join(
+        dead_letter,
+        and_(
+            _dead_letter.topic_id == MOVED.c.topic_id,
+            _dead_letter.partition == MOVED.c.partition,
+            _dead_letter.record_offset >= MOVED.c.to_offset,
+        ),
+    )
+    .where(_dead_letter.consumer_group == GROUP, _dead_letter.state != literal(State.SUPERSEDED.value, Text))
+    .group_by(_dead_letter.state)
+    .order_by(_dead_letter.state)
 )
 
 # -- what was done -----------------------------------------------------------------------------------------------

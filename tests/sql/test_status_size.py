@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 from sqlalchemy import Engine, text
@@ -15,6 +16,16 @@ from status_views import MONTH, fill
 PARTITIONS, GROUPS = 1_000, 200
 
 
+def seconds(read: Callable[[], object]) -> float:
+    """The least of five: others work on this machine, too."""
+    taken = []
+    for _ in range(5):
+        began = perf_counter()
+        read()
+        taken.append(perf_counter() - began)
+    return min(taken)
+
+
 def test_a_month_of_samples_of_a_thousand_partitions(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
     quoted = f'"{seekpoint_schema}"'
     with seekpoint_engine.begin() as tx:
@@ -23,12 +34,12 @@ def test_a_month_of_samples_of_a_thousand_partitions(seekpoint_engine: Engine, s
         size = tx.execute(
             text(f"SELECT count(*), pg_total_relation_size('{quoted}.position_sample') FROM {quoted}.position_sample")
         ).one()
-        began = perf_counter()
-        groups = tx.execute(text(f"SELECT * FROM {quoted}.group_status")).all()
-        whole = perf_counter() - began
-    began = perf_counter()
-    found, doubts = Admin(seekpoint_engine, schema=seekpoint_schema).status()
-    status = perf_counter() - began
+        of_all = text(f"SELECT * FROM {quoted}.group_status")
+        groups = tx.execute(of_all).all()
+        whole = seconds(lambda: tx.execute(of_all).all())
+    admin = Admin(seekpoint_engine, schema=seekpoint_schema)
+    found, doubts = admin.status()
+    status = seconds(admin.status)
     print(f"{size[0]:,} rows, {size[1]:,} bytes, {size[1] / PARTITIONS:,.0f} a partition")
     print(f"group_status {whole:.3f} s, status {status:.3f} s")
     assert size[0] == PARTITIONS * MONTH
@@ -36,7 +47,7 @@ def test_a_month_of_samples_of_a_thousand_partitions(seekpoint_engine: Engine, s
     assert len(groups) == GROUPS
     assert all(group.lag_records == 10 * group.partitions for group in groups)
     assert (len(found), sum(len(group.partitions) for group in found), doubts) == (GROUPS, PARTITIONS, [])
-    assert status < 3, "under a second in the database, on a quiet machine"
-    assert whole < 2, "under a second, on a quiet machine"
+    assert status < 1
+    assert whole < 1
     one = StatusTables(Ledger(seekpoint_engine, "g0", schema=seekpoint_schema), WorkerProcess("h", 1, None, "1"))
     one.prune([Partition("orders", 0)])

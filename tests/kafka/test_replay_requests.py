@@ -17,8 +17,10 @@ from seekpoint.admin import Admin, ReplayRequest, Where
 from seekpoint.errors import Fenced, StopTimeout
 from seekpoint.pipeline.policy import Limits
 from seekpoint.worker.replay import requests as parts
+from support.counted_pool import CountedPool
 from support.dead_letter_group import Depot, Halt
 from support.events import Run
+from support.fixtures import NewEngine
 from support.kafka_postgres import Scene
 from support.waiting import until
 
@@ -273,3 +275,16 @@ def test_a_paused_group_takes_no_request(requests: Requests) -> None:
     assert requests.depot.applied() == [0, 3]
     requests.depot.ledger.resume(actor="bob")
     assert requests.ended(request).replayed == 2
+
+
+def test_a_requested_replay_takes_a_third_connection(requests: Requests, new_engine: NewEngine) -> None:
+    requests.run.stop()
+    engine = new_engine(requests.depot.engine.url, pool_size=3, max_overflow=0, pool_timeout=20)
+    pool = CountedPool(engine)
+    run = requests.start(engine=engine)
+    requests.produce(requests.depot.topic, (b"e",), partition=0)
+    run.reached(requests.depot.topic, 5)
+    assert requests.ended(requests.request()).replayed == 2
+    run.stop()
+    assert pool.most <= 3
+    assert "seekpoint-status" not in pool.threads

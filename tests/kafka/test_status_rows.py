@@ -12,6 +12,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 
 from seekpoint import Limits, events
 from seekpoint.worker import status_writer
+from support.counted_pool import CountedPool
 from support.fixtures import NewEngine
 from support.kafka_postgres import Scene
 from support.postgres_proxy import PostgresProxy
@@ -63,6 +64,10 @@ def test_samples_can_be_turned_off(scene: Scene) -> None:
     run.stop()
     assert rows(scene, "position_sample") == []
     assert len(rows(scene, "worker")) == 1
+    scene.sql("UPDATE {schema}.worker SET seen_at = seen_at - interval '2 days'")
+    again = scene.worker(name, limits=Limits(idle_check=0.1, lag_check=0.05, sample_positions=0))
+    scene.wait(lambda: len(rows(scene, "worker")) == 1 and rows(scene, "worker")[0].state != "ended")
+    again.stop()
 
 
 @pytest.fixture
@@ -107,6 +112,24 @@ def test_a_locked_table_delays_no_batch_and_no_end(scene: Scene) -> None:
         run.stop()
     assert len(committed) == 20
     assert max(b.at - a.at for a, b in pairwise(committed)) < 1.0, "no batch has waited for it"
+
+
+def test_a_worker_takes_two_connections_of_its_pool_and_display_none(scene: Scene, new_engine: NewEngine) -> None:
+    """Also while what is for display hangs; claims and releases take place meanwhile."""
+    engine = new_engine(scene.dsn, pool_size=2, max_overflow=0, pool_timeout=20)
+    pool, name = CountedPool(engine), scene.topic()
+    with scene.engine.connect() as other:
+        run = scene.worker(name, limits=OFTEN, engine=engine)
+        run.ready()
+        scene.wait(lambda: bool(rows(scene, "position_sample")))
+        other.execute(text(f'LOCK TABLE "{scene.schema}".worker IN ACCESS EXCLUSIVE MODE'))
+        run.seen.wait_for(events.StatusNotStored, lambda e: "timeout" in str(e))
+        scene.produce(name, ["a"])
+        run.reached(name, 1)
+        run.stop()
+    assert pool.most <= 2
+    assert pool.threads
+    assert "seekpoint-status" not in pool.threads
 
 
 def test_the_warning_comes_again_after_a_success(scene: Scene) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
@@ -27,7 +28,7 @@ from seekpoint.ledger.sql import partition_offset as sql
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import postgres_engine
+from seekpoint.postgres.engine import apart, postgres_engine
 from seekpoint.postgres.round_trip import Statement
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import SAID, Partition, storable
@@ -73,6 +74,12 @@ class Ledger:
         self.limits = limits or Limits()
         self._synchronous_commit = synchronous_commit
         self.draw_owner()
+
+    def apart(self) -> Ledger:
+        """The same ledger on connections of its own: it takes none of this one's pool, and keeps none open."""
+        made = copy(self)
+        made.engine = apart(self.engine)
+        return made
 
     def draw_owner(self) -> None:
         """Become another owner, as after a fork. A release and a claim recognize their own claims by it."""

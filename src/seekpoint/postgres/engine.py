@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import NullPool
 
 from seekpoint.errors import ConfigError
 from seekpoint.postgres import pooler
@@ -50,6 +51,18 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             "isolation_level"
         )
     return check_connections(engine)
+
+
+def apart(engine: Engine) -> Engine:
+    """An engine with the same connections, settings and events, of which each is opened when used, and none is kept.
+
+    For threads that must take no connection of the pool which others need.
+    """
+    pool, options = engine.pool, engine.get_execution_options()
+    own = NullPool(pool._creator, dialect=engine.dialect, _dispatch=pool.dispatch)  # noqa: SLF001 -- as pool.recreate()
+    made = Engine(own, engine.dialect, engine.url, execution_options=options)
+    made.dispatch = made.dispatch._join(engine.dispatch)  # noqa: SLF001 -- as Engine.execution_options()
+    return made
 
 
 def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:

@@ -20,7 +20,8 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
 
-PRUNE = 60  # each partition's samples are pruned with every 60th that is written
+PRUNE = 60  # each partition's samples are pruned every 60th time
+MINUTE = 60.0  # seconds between two times where no samples are written
 ENDED = "ended"
 RENEWAL = 20.0  # seconds at most between two polls, each of which says that a request in hand has its worker
 END = 1.0  # seconds that the end of a worker waits for its last row
@@ -52,11 +53,13 @@ class StatusWriter:
         poll_replay_requests: Callable[[], None] = lambda: None,
     ) -> None:
         process = WorkerProcess(socket.gethostname(), os.getpid(), client_id, version("seekpoint"))
-        self._tables, self._watermarks, self._announce = StatusTables(ledger, process), watermarks, announce
+        # On connections of its own: display delays no claim, also where a write hangs and the pool has two.
+        self._tables, self._watermarks, self._announce = StatusTables(ledger.apart(), process), watermarks, announce
         self._poll_replay_requests = poll_replay_requests
         self._declared = dict(declared)  # what is not stored yet
         self._every, self._sample_every = ledger.limits.lag_check, ledger.limits.sample_positions
-        self._show_at = self._sample_at = 0.0
+        self._show_at = self._write_at = self._sample_at = self._prune_at = 0.0
+        self._has_claimed = False
         self._samples = randbelow(PRUNE)  # else workers that live for less than an hour prune a few partitions alone
         self._error: Exception | None = None  # to be announced
         self._has_failed = False
@@ -74,10 +77,16 @@ class StatusWriter:
 
     def show(self, state: str, partitions: Collection[Partition], now: float) -> None:
         """Store how the worker is. ``partitions`` are those that it has claimed, and whose topics it knows."""
-        self._show_at = now + (self._every if partitions else min(self._every, 1.0))  # soon after the first claim
+        is_first_claim = bool(partitions) and not self._has_claimed
+        self._has_claimed = self._has_claimed or is_first_claim
+        # Until the first claim it looks more often, to write soon after it.
+        self._show_at = now + (self._every if self._has_claimed else min(self._every, 1.0))
         with self._changed:
-            self._next, error, self._error = _Status(state, partitions), self._error, None
-            self._changed.notify()
+            error, self._error = self._error, None
+            if is_first_claim or now >= self._write_at:
+                self._write_at = now + self._every
+                self._next = _Status(state, partitions)
+                self._changed.notify()
         if error is not None:
             self._announce(events.StatusNotStored(error=error))
 
@@ -131,7 +140,9 @@ class StatusWriter:
         now = monotonic()
         if status.partitions and self._sample_every > 0 and now >= self._sample_at:
             self._sample_at = now + self._sample_every
-            partitions = sorted(status.partitions)
-            self._tables.sample(self._watermarks.logs(partitions))
+            self._tables.sample(self._watermarks.logs(sorted(status.partitions)))
+        if now >= self._prune_at:
+            self._prune_at = now + (self._sample_every or MINUTE)
             self._samples += 1
+            partitions = sorted(status.partitions)
             self._tables.prune([p for n, p in enumerate(partitions) if n % PRUNE == self._samples % PRUNE])

@@ -55,6 +55,7 @@ class RequestedReplays:
         self._pipeline, self._ledger = pipeline, ledger
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping or threading.Event()
         self._wire = ConnectionSocket(self._stopwatch)
+        self._apart = ledger.apart()  # the status thread takes no connection that the worker may need
         self._interval = ledger.limits.lag_check
         self._is_requested = self._is_paused = False
         self._current: _Request | None = None
@@ -72,7 +73,7 @@ class RequestedReplays:
         if self._wire.is_cut:
             return
         current, owner = self._current, self._ledger.owner
-        with self._ledger.begin() as tx:
+        with self._apart.begin() as tx:
             if current is not None:
                 tx.execute(sql.REQUEST_SEEN, its_id=current.id, its_owner=owner)
             tx.execute(sql.FAIL_ABANDONED, age=max(LEAST_AGE, ABANDONED * self._interval), its_error=NO_WORKER)

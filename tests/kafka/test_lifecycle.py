@@ -87,6 +87,15 @@ def make(scene: Scene, pipeline: Pipeline, *, kafka: Mapping[str, Any] = QUICK, 
     return Worker(pipeline, kafka={"bootstrap.servers": scene.broker, **kafka}, **given)
 
 
+def test_i2_a_worker_is_another_owner_in_each_process_that_runs_it(scene: Scene) -> None:
+    """A server that forks after it has made its worker has one in each process: their claims must not be the same."""
+    seen = Recorder()
+    worker = make(scene, scene.pipeline(scene.topic()), observe=[seen])
+    made = worker._ledger.owner.hex
+    with worker.running():
+        assert seen.wait_for(events.Started).owner == worker._ledger.owner.hex != made
+
+
 def test_a_with_block_runs_the_worker_and_drains_it(scene: Scene) -> None:
     name, seen = scene.topic(), Recorder()
     stored = scene.produce(name, 10)

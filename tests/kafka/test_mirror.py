@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
+from confluent_kafka.admin import NewPartitions
 
 from seekpoint import Limits, OnPoison, Partition, StartAt, events
 from seekpoint.admin import Admin, ResetTo
-from seekpoint.errors import ConfigError, Fenced, KafkaUnavailable
+from seekpoint.errors import ClusterChanged, ConfigError, Fenced, KafkaUnavailable
 from seekpoint.kafka.commits import Commit, read_commits, write_commits
 from seekpoint.kafka.identity import Identity
 from support.command import seekpoint
@@ -351,6 +353,25 @@ def test_a_reset_to_commits_in_an_open_transaction_is_refused(scene: Scene) -> N
     with pytest.raises(KafkaUnavailable, match=rf"{name}/0 are part of an open transaction"):
         admin(scene).plan_reset(scene.group, ResetTo.kafka(group))
     producer.abort_transaction(30)
+
+
+def test_an_import_of_other_logs_than_those_of_its_plan_is_refused(scene: Scene, old: str) -> None:
+    """I4: the commits are those of the plan, and they are positions of another cluster, or of another topic."""
+    group = "old-" + scene.group
+    plan = admin(scene).plan_import(scene.group, group)
+    with pytest.raises(ClusterChanged, match="the plan to another"):
+        admin(scene).apply(replace(plan, cluster_id="another"), reason="test")
+    scene.delete_topic(old)
+    scene.topic(2, name=old)
+    commit_to_kafka(scene, {Partition(old, 0): 4, Partition(old, 1): 7}, group)
+    with pytest.raises(Fenced, match="was created again"):
+        admin(scene).apply(plan, reason="test")
+    ids = tuple(replace(each, topic_id=scene.topic_id(old)) for each in plan.partitions)
+    scene.admin.create_partitions([NewPartitions(old, 3)])[old].result(20)
+    scene.wait(lambda: len(scene.admin.list_topics(old, timeout=10).topics[old].partitions) == 3)
+    with pytest.raises(Fenced, match="more partitions than in the plan"):
+        admin(scene).apply(replace(plan, partitions=ids), reason="test")
+    assert scene.positions() == {}
 
 
 def test_a_start_at_committed_offsets_refuses_a_mirrors(scene: Scene) -> None:

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from sqlalchemy import Engine
 
-from seekpoint import Append, Json, Limits, Partition, Pipeline, events
+from seekpoint import Append, Json, Limits, Partition, Pipeline, Retry, events
 from seekpoint.kafka.client import Client
 from seekpoint.worker import reader
 from seekpoint.worker.assignment import Chunk
@@ -175,3 +175,48 @@ def test_a_record_that_cannot_be_decoded_is_the_dead_letter_of_its_own_batch(sce
     assert [(at, offset) for at, offset, *_ in scene.dead_letters()] == [(0, 73)]
     assert scene.sql("SELECT count(*) FROM {schema}.plain")[0][0] == ALL - 1
     assert scene.positions() == {Partition(name, 0): ALL}
+
+
+REFUSES = """CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF NEW.v = 23 THEN RAISE SQLSTATE '55P03'; END IF; RETURN NEW; END $$"""
+
+
+def test_they_wait_after_a_record_that_is_tried_again(scene: Scene, ahead: list[int]) -> None:
+    """They are of its partition: the order is kept, and no transaction is refused for a gap."""
+    name = scene.topic()
+    scene.sql(
+        "CREATE TABLE {schema}.plain (n serial, v int)",
+        REFUSES,
+        "CREATE TRIGGER refuse BEFORE INSERT ON {schema}.plain FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()",
+    )
+    scene.produce(name, [b"%d" % n for n in range(ALL)])
+    sink: Append[int, Any] = Append((scene.schema, "plain"), columns=["v"], row=lambda r: (r.value,))
+    retry = Retry(attempts=100, wait_initial=0.1, multiplier=1)
+    run = scene.worker(Pipeline(scene.group, topics=name, value=Json(int), sinks=[sink], retry=retry), limits=LIMITS)
+    run.seen.wait_for(events.RetryScheduled)
+    assert ahead
+    scene.sql("DROP TRIGGER refuse ON {schema}.plain")
+    run.reached(name, ALL)
+    assert not run.seen.all(events.Refused)
+    assert [v for (v,) in scene.sql("SELECT v FROM {schema}.plain ORDER BY n")] == list(range(ALL))
+
+
+def test_a_revocation_drops_them(scene: Scene, monkeypatch: pytest.MonkeyPatch, ahead: list[int]) -> None:
+    """I2: the partition is taken while they are kept, and given again; they are read again under the next claim."""
+    keep, revoked = AssignedPartitions.keep, [False]
+
+    def revoking(self: AssignedPartitions, chunk: Chunk[Any]) -> None:
+        keep(self, chunk)
+        if len(self.kept) > 1 and not revoked[0]:
+            revoked[0] = True
+            partitions = list(self.active)
+            self.on_revoked(partitions, False)
+            self.on_assigned(partitions)
+
+    monkeypatch.setattr(AssignedPartitions, "keep", revoking)
+    name, stored = scene.log(ALL)
+    run = scene.worker(name, limits=LIMITS)
+    finish(scene, run, name, stored)
+    assert revoked[0]
+    assert len(run.seen.all(events.Activated)) == 2
+    assert not run.seen.all(events.Refused)

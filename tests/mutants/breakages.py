@@ -574,7 +574,8 @@ BREAKAGES = (
             Edit(
                 "worker/unit_of_work.py",
                 "        self._announce_dead_letters(result)\n        return result\n",
-                "        self._announce_dead_letters(result)\n        self._end_at_stops(result)\n        return result\n",
+                "        self._announce_dead_letters(result)\n        self._end_at_stops(result)\n"
+                "        return result\n",
             ),
             Edit(
                 "worker/unit_of_work.py",
@@ -964,6 +965,48 @@ BREAKAGES = (
         "    _request.state == _started,\n    _request.worker == _owner,\n)",
         "    _request.worker == _owner,\n)",
         f"{_REPLAYS}::test_a_request_that_others_have_failed_stays_failed",
+    ),
+    breakage(
+        "what is kept is applied before a record of its partition that is tried again",
+        "worker/assignment/scheduler.py",
+        "        self._partitions.put_kept_into_backlog(stop.partition)\n",
+        "",
+        f"{AHEAD}::test_they_wait_after_a_record_that_is_tried_again",
+    ),
+    breakage(
+        "a worker has the owner that was drawn when it was made",
+        "worker/loop.py",
+        "        self._ledger.draw_owner()  # not when",
+        "        pass  # not when",
+        f"{LIFECYCLE}::test_i2_a_worker_is_another_owner_in_each_process_that_runs_it",
+    ),
+    breakage(
+        "a mirror commits the position of a revoked partition",
+        "worker/assignment/worker_assignment.py",
+        " and p not in revoked]",
+        "]",
+        "tests/unit/test_reconcile.py::test_a_revoked_partition_is_not_mirrored",
+    ),
+    breakage(
+        "an import takes commits of a topic that was created again",
+        "admin/import_offsets.py",
+        "        if ids[each.partition.topic] != each.topic_id:",
+        "        if False:",
+        f"{MIRROR}::test_an_import_of_other_logs_than_those_of_its_plan_is_refused",
+    ),
+    breakage(
+        "an import leaves out a partition that was added",
+        "admin/import_offsets.py",
+        "    if sum(counts.values()) != len(plan.partitions):",
+        "    if False:",
+        f"{MIRROR}::test_an_import_of_other_logs_than_those_of_its_plan_is_refused",
+    ),
+    breakage(
+        "an import takes commits of another cluster",
+        "admin/import_offsets.py",
+        "    if (cluster := identity.cluster_id()) != plan.cluster_id:",
+        "    if (cluster := identity.cluster_id()) is None:",
+        f"{MIRROR}::test_an_import_of_other_logs_than_those_of_its_plan_is_refused",
     ),
     breakage(
         "a request whose outcome is not stored ends the worker",

@@ -104,9 +104,14 @@ def test_an_error_of_the_work_while_commit_is_awaited_says_refused_although_it_m
     wire = ConnectionSocket(meanwhile=Work(lambda: is_committing[0], raises))
     session = Session(seekpoint_engine, wire=wire)
     table = f'"{seekpoint_schema}".while_committing'
-    with pytest.raises(CommitRefused) as refused, session.transaction() as tx:
-        tx.execute(text(f"CREATE TABLE {table} (v int)"))
-        is_committing[0] = True
+
+    def create() -> None:
+        with session.transaction() as tx:
+            tx.execute(text(f"CREATE TABLE {table} (v int)"))
+            is_committing[0] = True
+
+    with pytest.raises(CommitRefused) as refused:
+        create()
     assert isinstance(refused.value.error, RuntimeError)
     with seekpoint_engine.connect() as other:
         other.execution_options(isolation_level="AUTOCOMMIT")

@@ -105,7 +105,7 @@ class Kept:
 
 @dataclass
 class Ahead:
-    """An assignment whose client has more at each read; ``reads`` counts them, ``closed`` the batches that it closed."""
+    """An assignment whose client has more at each read; ``reads`` counts them."""
 
     kept: Kept = field(default_factory=Kept)
     has_revoked: bool = False
@@ -161,7 +161,7 @@ def end(assignment: Ahead, stopping: threading.Event) -> None:
 
 @pytest.mark.parametrize("happens", [revoke, end, fill, fail], ids=["revoked", "ending", "bytes", "a backlog"])
 def test_nothing_is_read_ahead(happens: Callable[[Ahead, threading.Event], None]) -> None:
-    """After a revocation (I2), at the end, past ``Limits.batch_bytes``, or while records wait that are applied first."""
+    """After a revocation (I2), at the end, past ``Limits.batch_bytes``, or while a backlog exists."""
     assignment, stopping = Ahead(), threading.Event()
     made = ahead(assignment, stopping)
     made.read_ahead()

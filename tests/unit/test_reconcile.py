@@ -122,3 +122,11 @@ def test_a_claim_that_was_replaced_before_accept_is_not_taken_over() -> None:
     worker = OneWorker(token=CLAIM.token, next_offset=5)
     worker.assignment.accept([Claim(P, uuid4(), 1, 9, None, CLAIM.topic_id)])
     assert worker.partitions.active[P].claim == CLAIM
+
+
+def test_a_revoked_partition_is_not_mirrored() -> None:
+    """Between its revocation and the next ``maintain``: its new owner may have committed a later offset to Kafka."""
+    one = OneWorker(token=CLAIM.token, next_offset=9)
+    assert one.assignment.current_claims() == [CLAIM]
+    one.partitions.on_revoked([P], False)
+    assert one.assignment.current_claims() == []

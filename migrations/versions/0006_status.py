@@ -35,7 +35,8 @@ SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.
        CASE WHEN fresh.lag = 0 THEN 0
             WHEN fresh.lag > 0 AND came.at IS NOT NULL
                 THEN extract(epoch FROM statement_timestamp() - came.at)::float8
-            WHEN fresh.lag > 0 THEN greatest(extract(epoch FROM statement_timestamp() - o.record_time)::float8, 0)
+            WHEN fresh.lag > 0 AND o.record_time IS NOT NULL  -- greatest() leaves NULL out
+                THEN greatest(extract(epoch FROM statement_timestamp() - o.record_time)::float8, 0)
        END AS lag_seconds,
        fresh.headroom AS headroom_records,
        CASE WHEN fresh.headroom IS NOT NULL AND s.log_start > past.log_start THEN greatest(fresh.headroom, 0)

@@ -17,7 +17,7 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.cimpl import NewPartitions
 
 from seekpoint import Limits, OnPoison, Partition, StartAt, events
 from seekpoint.admin import Admin, ResetTo

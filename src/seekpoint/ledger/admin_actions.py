@@ -105,22 +105,8 @@ def reset_offset(
             f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read it again, then decide"
         )
     adopted = None if topic_id in {None, row.topic_id} else topic_id
-    truncated = _truncated_at(row, to, log, truncated_at) if adopted is None else None
-    if adopted is None:
-        losses = list(_losses(row, to, log, lost, truncated))
-    else:  # the end of the old topic's log is not known
-        losses = [_Loss(row.next_offset, None, lost or "recreated", f"continue at {to} of topic id {adopted}")]
-    for loss in losses:
-        _record_loss(tx, row, loss, actor)
-    steps = [(row.next_offset, to)]
-    if truncated is not None and truncated < to:
-        # Of what was written there since nothing was read: a wait for one of these records must end with that reason.
-        steps = [(row.next_offset, truncated), (truncated, to)]
-    if adopted is not None and to > 0:
-        # Of the new topic nothing was read: a wait for one of its records before `to` must end with that reason.
-        steps = [(row.next_offset, 0), (0, to)]
-        _record_loss(tx, row, _left_out(to, log, lost), actor, topic_id=adopted)
-    for before, after in steps:
+    unread = _record_losses(tx, row, to, log, lost, actor, adopted, truncated_at)
+    for before, after in _steps(row.next_offset, to, unread):
         record_action(tx, "reset", actor=actor, reason=reason, partition=partition, from_offset=before, to_offset=after)
     now = tx.execute(
         sql.RESET_OFFSET,
@@ -142,6 +128,39 @@ def reset_offset(
         reason=f"reset to {to}: {reason}",
     )
     return position(now)
+
+
+def _record_losses(
+    tx: GroupConnection,
+    row: Row[Any],
+    to: int,
+    log: tuple[int, int] | None,
+    lost: str | None,
+    actor: str,
+    adopted: UUID | None,
+    truncated_at: int | None,
+) -> int | None:
+    """Record what the reset gives up. Returns from where nothing was read of what is in front of ``to``, if anything.
+
+    ``adopted`` is the id of a topic that was created again; the end of the old topic's log is not known.
+    """
+    if adopted is None:
+        truncated = _truncated_at(row, to, log, truncated_at)
+        for loss in _losses(row, to, log, lost, truncated):
+            _record_loss(tx, row, loss, actor)
+        return truncated
+    gone = _Loss(row.next_offset, None, lost or "recreated", f"continue at {to} of topic id {adopted}")
+    _record_loss(tx, row, gone, actor)
+    if to > 0:
+        _record_loss(tx, row, _left_out(to, log, lost), actor, topic_id=adopted)
+    return 0
+
+
+def _steps(position: int, to: int, before: int | None) -> list[tuple[int, int]]:
+    """The resets on record: two where nothing was read from ``before`` to ``to``, of a topic that was created again, or
+    of what was written after a truncation. A wait for one of these records must end with that reason.
+    """
+    return [(position, to)] if before is None or before >= to else [(position, before), (before, to)]
 
 
 def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:

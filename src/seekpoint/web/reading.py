@@ -58,7 +58,7 @@ def reader_of(admin: Admin) -> Admin:
 
 
 def reading(admin: Admin) -> Admin:
-    """The same Admin, on the same pool, with transactions that write nothing and end a statement after two seconds.
+    """An Admin on this one's pool, with transactions that write nothing and end a statement after two seconds.
 
     Each transaction begins with these settings. As startup options a pooler refuses or ignores them, and a server
     whose sessions are read only by default is not the one that ``target_session_attrs=read-write`` looks for.

@@ -16,7 +16,7 @@ from seekpoint.ledger.dead_letters import dead_letter_of
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import forget as sql
 from seekpoint.ledger.tables import in_schema
-from seekpoint.worker.replay.dead_letter_admin import portable
+from seekpoint.worker.replay.dead_letter_admin import portable, portable_value
 
 AT_ONCE = 20  # dead letters in memory, with their values
 
@@ -27,14 +27,17 @@ class Exported:
 
     dead_letters: int
     lost_ranges: int
+    run_dead_letters: int = 0
 
     def __str__(self) -> str:
-        return f"{self.dead_letters} dead letters and {self.lost_ranges} lost ranges"
+        runs = f", {self.run_dead_letters} dead letters of reprocess runs" if self.run_dead_letters else ""
+        return f"{self.dead_letters} dead letters and {self.lost_ranges} lost ranges{runs}"
 
 
 def export_group(tx: GroupConnection, file: Path) -> Exported:
     """Write every dead letter, as ``dead-letters export`` does, and every lost range; a file is there when complete.
 
+    Those of runs over a range, too, each as an object ``reprocess_dead_letter``.
     Only its owner may read it: it has the records' values. Raises ConfigError where it cannot be written.
     """
     part = file.with_name(f"{file.name}.part")
@@ -44,6 +47,7 @@ def export_group(tx: GroupConnection, file: Path) -> Exported:
         opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(opened, "w", encoding="ascii") as out:
             dead_letters = sum(_write(out, line) for line in _dead_letters(tx))
+            run_dead_letters = sum(_write(out, line) for line in _of_runs(tx))
             lost_ranges = sum(_write(out, line) for line in _losses(tx))
             out.flush()
             os.fsync(out.fileno())
@@ -51,7 +55,7 @@ def export_group(tx: GroupConnection, file: Path) -> Exported:
         _sync_folder(file.absolute().parent)
     except OSError as failed:
         raise ConfigError(f"{file} cannot be written: {failed.strerror}") from None
-    return Exported(dead_letters, lost_ranges)
+    return Exported(dead_letters, lost_ranges, run_dead_letters)
 
 
 def _write(out: Any, line: Mapping[str, Any]) -> int:
@@ -65,6 +69,16 @@ def _dead_letters(tx: GroupConnection) -> Iterator[dict[str, Any]]:
     with tx.connection.execute(sql.EVERY_DEAD_LETTER, {"group": tx.group}, execution_options=options) as rows:
         for row in rows:
             yield portable(dead_letter_of(row), tx.group)
+
+
+def _of_runs(tx: GroupConnection) -> Iterator[dict[str, Any]]:
+    options = {**in_schema(tx.schema), "stream_results": True, "yield_per": AT_ONCE}
+    with tx.connection.execute(sql.EVERY_RUN_DEAD_LETTER, {"group": tx.group}, execution_options=options) as rows:
+        for row in rows:
+            found = {name: portable_value(value) for name, value in row._asdict().items()}
+            for name in ("header_names", "header_values"):
+                found[name] = [portable_value(each) for each in found[name]]
+            yield {"reprocess_dead_letter": found}
 
 
 def _losses(tx: GroupConnection) -> Iterator[dict[str, Any]]:

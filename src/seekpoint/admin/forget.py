@@ -43,7 +43,8 @@ class ForgetPlan:
     """To forget a group, or to undo that (``undo``), as it was when the plan was made; ``consequences`` in words.
 
     ``dead_letters`` are their numbers by state; they and ``lost_ranges`` are written to ``export_to`` first, None: to
-    no file. ``forgotten_at`` is when the group was forgotten, None where it is not.
+    no file. ``forgotten_at`` is when the group was forgotten, None where it is not. ``runs`` are those over a range
+    (`reprocess`); ``run_dead_letters`` are written to the file, too. ``requests`` are those of replays.
     """
 
     group: str
@@ -56,6 +57,9 @@ class ForgetPlan:
     lost_ranges: int
     export_to: Path | None
     consequences: tuple[str, ...]
+    runs: int = 0
+    run_dead_letters: int = 0
+    requests: int = 0
 
     @property
     def is_done(self) -> bool:
@@ -82,6 +86,15 @@ def _forgotten(name: str, stored: Mapping[str, Any]) -> ForgottenGroup:
     return ForgottenGroup(name, stored["by"], stored["reason"], stored["at"], len(stored["positions"]))
 
 
+_COUNTS = {
+    "partitions": sql.COUNT_POSITIONS,
+    "lost_ranges": sql.COUNT_LOSSES,
+    "runs": sql.COUNT_RUNS,
+    "run_dead_letters": sql.COUNT_RUN_DEAD_LETTERS,
+    "requests": sql.COUNT_REQUESTS,
+}
+
+
 def plan_forget(ledger: Ledger, export_to: Path | None) -> ForgetPlan:
     """Raises ConfigError for an unknown group, Fenced for one that is not paused or has an open run."""
     with ledger.begin() as tx:
@@ -90,11 +103,11 @@ def plan_forget(ledger: Ledger, export_to: Path | None) -> ForgetPlan:
             return _plan(ledger, row, undo=False)
         _require_stopped(tx, row)
         counts = {each.state: int(each.n) for each in tx.execute(sql.COUNT_DEAD_LETTERS)}
-        lost, partitions = (int(tx.execute(each).scalar_one()) for each in (sql.COUNT_LOSSES, sql.COUNT_POSITIONS))
-    file = export_to if counts or lost else None
+        numbers = {name: int(tx.execute(each).scalar_one()) for name, each in _COUNTS.items()}
+    file = export_to if counts or numbers["lost_ranges"] or numbers["run_dead_letters"] else None
     if file is not None and file.exists():
         raise ConfigError(f"{file} is there already, and is not written over: name another file with --export")
-    return _plan(ledger, row, undo=False, partitions=partitions, dead_letters=counts, lost_ranges=lost, export_to=file)
+    return _plan(ledger, row, undo=False, dead_letters=counts, export_to=file, **numbers)
 
 
 def plan_undo(ledger: Ledger) -> ForgetPlan:
@@ -106,7 +119,7 @@ def plan_undo(ledger: Ledger) -> ForgetPlan:
 
 def _plan(ledger: Ledger, row: Row[Any], *, undo: bool, **found: Any) -> ForgetPlan:
     stored = row.forgotten or {}
-    counts = {"partitions": 0, "dead_letters": {}, "lost_ranges": 0, "export_to": None, **found}
+    counts = {"dead_letters": {}, "export_to": None, **dict.fromkeys(_COUNTS, 0), **found}
     said = tuple(_undo_in_words(row, counts["partitions"]) if undo else _in_words(row, **counts))
     return ForgetPlan(
         group=ledger.group,
@@ -120,7 +133,15 @@ def _plan(ledger: Ledger, row: Row[Any], *, undo: bool, **found: Any) -> ForgetP
 
 
 def _in_words(
-    row: Row[Any], partitions: int, dead_letters: Mapping[str, int], lost_ranges: int, export_to: Path | None
+    row: Row[Any],
+    *,
+    partitions: int,
+    dead_letters: Mapping[str, int],
+    lost_ranges: int,
+    runs: int,
+    run_dead_letters: int,
+    requests: int,
+    export_to: Path | None,
 ) -> Iterator[str]:
     yield f"the positions of {partitions} partitions leave the ledger's views; --undo puts them back"
     if dead_letters:
@@ -128,8 +149,12 @@ def _in_words(
         yield f"{sum(dead_letters.values()):,} dead letters are deleted: {by_state}"
     if lost_ranges:
         yield f"{lost_ranges:,} lost ranges are deleted"
-    if dead_letters or lost_ranges:
+    if run_dead_letters:
+        yield f"{run_dead_letters:,} dead letters of reprocess runs are deleted"
+    if dead_letters or lost_ranges or run_dead_letters:
         yield "no copy of these is written" if export_to is None else f"a copy of these is written to {export_to} first"
+    if runs or requests:
+        yield f"{runs:,} reprocess runs and {requests:,} replay requests are deleted"
     if row.tables:
         yield f"rows stay in {', '.join(sorted(row.tables))}"
     yield "workers under this name end, and are refused until --undo, or a start with --accept-forgotten"
@@ -186,13 +211,15 @@ def _forget(tx: GroupConnection, plan: ForgetPlan, by: By) -> ForgetResult:
     positions = [_position(each) for each in tx.execute(sql.LOCK_POSITIONS)]
     topics = [{name: getattr(each, name) for name in _TOPIC} for each in tx.execute(sql.TOPICS)]
     exported = None if plan.export_to is None else export_group(tx, plan.export_to)
-    deleted = Exported(*(tx.execute(each).rowcount for each in (sql.DELETE_DEAD_LETTERS, sql.DELETE_LOSSES)))
-    planned = Exported(sum(plan.dead_letters.values()), plan.lost_ranges)
+    deletes = (sql.DELETE_DEAD_LETTERS, sql.DELETE_LOSSES, sql.DELETE_RUN_DEAD_LETTERS)
+    deleted = Exported(*(tx.execute(each).rowcount for each in deletes))
+    planned = Exported(sum(plan.dead_letters.values()), plan.lost_ranges, plan.run_dead_letters)
     if exported not in {None, deleted}:
         raise Fenced(f"the file has {exported}, and {deleted} would be deleted: nothing was done; make another plan")
     if deleted != planned:  # while a group is paused it can be reset
         raise Fenced(f"the plan has {planned}, and {deleted} would be deleted: nothing was done; make another plan")
-    for each in (sql.DELETE_POSITIONS, sql.DELETE_TOPICS, sql.DELETE_SAMPLES, sql.DELETE_WORKERS):
+    rest = (sql.DELETE_RUNS, sql.DELETE_REQUESTS, sql.DELETE_SAMPLES, sql.DELETE_WORKERS)
+    for each in (sql.DELETE_POSITIONS, sql.DELETE_TOPICS, *rest):
         tx.execute(each)
     at = tx.execute(CLOCK).scalar_one().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     found = {"at": at, "by": by.actor, "reason": by.reason, "positions": positions, "topics": topics}

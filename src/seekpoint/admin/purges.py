@@ -61,9 +61,10 @@ def plan_purge(ledger: Ledger, older_than: timedelta, states: Collection[State])
         except OverflowError:
             raise ConfigError(f"{older_than} ago is before the year 1: nothing is so old") from None
         found = {row.state: int(row.n) for row in tx.execute(sql.COUNT_CLOSED, before=before)}
+        of_runs = int(tx.execute(sql.COUNT_RUN_DEAD_LETTERS, before=before).scalar_one())
     counts = {state: count for state, count in found.items() if state in wanted}
     kept = {state: count for state, count in found.items() if state not in wanted}
-    return PurgePlan(ledger.group, before, wanted, counts, kept, tuple(_in_words(before, counts, kept)))
+    return PurgePlan(ledger.group, before, wanted, counts, kept, tuple(_in_words(before, counts, kept, of_runs)))
 
 
 def by_state(counts: Mapping[str, int]) -> str:
@@ -71,7 +72,7 @@ def by_state(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in counts.items())
 
 
-def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, int]) -> Iterator[str]:
+def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, int], of_runs: int) -> Iterator[str]:
     if counts:
         yield (
             f"{sum(counts.values()):,} dead letters that were closed before {before:%F %T %Z} are deleted: "
@@ -83,6 +84,11 @@ def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, in
         yield "a superseded one's record is read again only once the position has passed it: look at it first"
     if kept:
         yield f"{by_state(kept)} stay: name their states with --state"
+    if of_runs:
+        yield (
+            f"{of_runs:,} dead letters of ended reprocess runs stay: the ledger's owner deletes them from "
+            "reprocess_dead_letter"
+        )
 
 
 def apply_purge(ledger: Ledger, plan: PurgePlan, by: By) -> dict[str, int]:

@@ -6,8 +6,10 @@ import base64
 import json
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -122,6 +124,40 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(desk: Desks, tmp_pat
     worker.commit({0: 9, 1: 3})
     assert [each.action for each in worker.actions()] == ["reset", "pause", "forget", "undo forget", "resume"]
     assert "nothing to do" in run(worker, "groups", "forget", "g", "--undo").stdout
+
+
+def test_runs_over_a_range_and_requests_go_too(desk: Desks, tmp_path: Path) -> None:
+    """Their dead letters have keys and values of records: they are counted, written to the file, and deleted."""
+    worker, file = ended(desk, dead_letters=0), tmp_path / "g.jsonl"
+    name, one = f'"{worker.ledger.schema}"', uuid4()
+    run = (
+        f"INSERT INTO {name}.reprocess_run (id, consumer_group, topic, partition, topic_id, from_offset, to_offset, "
+        f"next_offset, version, state, actor, reason) VALUES ('{one}', 'g', 't', 0, '{worker.topic_id}', 0, 3, 3, 1, "
+        "'done', 'ada', 'x')"
+    )
+    of_run = (
+        f"INSERT INTO {name}.reprocess_dead_letter (run, record_offset, key, value, header_names, header_values, "
+        f"state, cause, error) VALUES ('{one}', 2, 'k', 'secret', '{{h}}', '{{v}}', 'dead_lettered', 'poison', 'e')"
+    )
+    request = (
+        f"INSERT INTO {name}.replay_request (consumer_group, version, dead_letters, state, actor, reason) "
+        "VALUES ('g', 1, '{1}', 'done', 'ada', 'x')"
+    )
+    with worker.ledger.engine.begin() as tx:
+        for statement in (run, of_run, request):
+            tx.exec_driver_sql(statement)
+    purged = admin_of(worker).plan_purge("g", timedelta(0))
+    assert "1 dead letters of ended reprocess runs stay" in purged.consequences[-1]
+    plan = admin_of(worker).plan_forget("g", export_to=file)
+    assert (plan.runs, plan.run_dead_letters, plan.requests) == (1, 1, 1)
+    assert "1 dead letters of reprocess runs are deleted" in plan.consequences
+    assert "1 reprocess runs and 1 replay requests are deleted" in plan.consequences
+    admin_of(worker).apply(plan, reason="moved away")
+    found, _ = map(json.loads, file.read_text().splitlines())
+    assert base64.b64decode(found["reprocess_dead_letter"]["value"]["base64"]) == b"secret"
+    with worker.ledger.engine.connect() as tx:
+        for table in ("reprocess_run", "reprocess_dead_letter", "replay_request"):
+            assert tx.exec_driver_sql(f"SELECT count(*) FROM {name}.{table}").scalar_one() == 0
 
 
 def test_a_start_that_accepts_it_begins_a_new_group(desk: Desks) -> None:

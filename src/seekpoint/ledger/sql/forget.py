@@ -32,6 +32,9 @@ from seekpoint.ledger.tables import (
     lost_range,
     partition_offset,
     position_sample,
+    replay_request,
+    reprocess_dead_letter,
+    reprocess_run,
     worker,
 )
 
@@ -46,12 +49,31 @@ COUNT_DEAD_LETTERS = (
     .order_by(_dead_letter.state)
 )
 COUNT_LOSSES = select(func.count()).select_from(lost_range).where(_lost.consumer_group == GROUP)
+_runs = select(reprocess_run.c.id).where(reprocess_run.c.consumer_group == GROUP)
+COUNT_RUNS = select(func.count()).select_from(reprocess_run).where(reprocess_run.c.consumer_group == GROUP)
+COUNT_RUN_DEAD_LETTERS = (
+    select(func.count()).select_from(reprocess_dead_letter).where(reprocess_dead_letter.c.run.in_(_runs))
+)
+COUNT_REQUESTS = select(func.count()).select_from(replay_request).where(replay_request.c.consumer_group == GROUP)
 COUNT_POSITIONS = select(func.count()).select_from(partition_offset).where(_offset.consumer_group == GROUP)
 # In the order of their records. A result of many megabytes is read as it comes.
 EVERY_DEAD_LETTER = (
     select(*whole_dead_letter())
     .where(_dead_letter.consumer_group == GROUP)
     .order_by(_dead_letter.topic, _dead_letter.partition, _dead_letter.record_offset, _dead_letter.id)
+)
+
+EVERY_RUN_DEAD_LETTER = (
+    select(
+        reprocess_run.c.topic,
+        reprocess_run.c.partition,
+        reprocess_run.c.topic_id,
+        reprocess_run.c.version,
+        *reprocess_dead_letter.c,
+    )
+    .join(reprocess_run, reprocess_run.c.id == reprocess_dead_letter.c.run)
+    .where(reprocess_run.c.consumer_group == GROUP)
+    .order_by(reprocess_dead_letter.c.run, reprocess_dead_letter.c.record_offset)
 )
 
 # -- forget ------------------------------------------------------------------------------------------------------
@@ -68,6 +90,9 @@ DELETE_POSITIONS = delete(partition_offset).where(_offset.consumer_group == GROU
 DELETE_TOPICS = delete(group_topic).where(_topic.consumer_group == GROUP)
 DELETE_DEAD_LETTERS = delete(dead_letter).where(_dead_letter.consumer_group == GROUP)
 DELETE_LOSSES = delete(lost_range).where(_lost.consumer_group == GROUP)
+DELETE_RUN_DEAD_LETTERS = delete(reprocess_dead_letter).where(reprocess_dead_letter.c.run.in_(_runs))
+DELETE_RUNS = delete(reprocess_run).where(reprocess_run.c.consumer_group == GROUP)
+DELETE_REQUESTS = delete(replay_request).where(replay_request.c.consumer_group == GROUP)
 DELETE_SAMPLES = delete(position_sample).where(position_sample.c.consumer_group == GROUP)
 DELETE_WORKERS = delete(worker).where(worker.c.consumer_group == GROUP)
 FORGET = (

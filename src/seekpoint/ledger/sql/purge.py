@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import DateTime, Text, bindparam, delete, func, select
+from sqlalchemy import DateTime, Text, bindparam, delete, func, literal_column, select
 
 from seekpoint.ledger.sql.partition_offset import GROUP, array
-from seekpoint.ledger.tables import IS_OPEN, dead_letter
+from seekpoint.ledger.tables import IS_OPEN, dead_letter, reprocess_dead_letter, reprocess_run
 
 _dead_letter, _time = dead_letter.c, DateTime(timezone=True)
 
@@ -21,6 +21,17 @@ COUNT_CLOSED = (
     .where(*_is_purged)
     .group_by(_dead_letter.state)
     .order_by(_dead_letter.state)
+)
+# Those of ended runs over a range: no purge deletes them.
+COUNT_RUN_DEAD_LETTERS = (
+    select(func.count())
+    .select_from(reprocess_dead_letter)
+    .join(reprocess_run, reprocess_run.c.id == reprocess_dead_letter.c.run)
+    .where(
+        reprocess_run.c.consumer_group == GROUP,
+        reprocess_run.c.state != literal_column("'open'"),
+        reprocess_dead_letter.c.dead_lettered_at < bindparam("before", type_=_time),
+    )
 )
 # One that another session has locked may be opened again there, and is left to the next purge.
 _unlocked = (

@@ -1,0 +1,1 @@
+DELETE FROM seekpoint.replay_request WHERE seekpoint.replay_request.consumer_group = %(group)s::VARCHAR;

@@ -14,7 +14,6 @@ from seekpoint import Append, Limits, Pipeline
 from seekpoint.events import Announcer
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import LazyRecords, Partition, RawRecord
-from seekpoint.worker import reader
 from seekpoint.worker.assignment import Chunk
 from seekpoint.worker.assignment.kept import KeptChunks
 from seekpoint.worker.open_batch import CHUNK
@@ -182,7 +181,7 @@ def test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch() -> None:
 
 def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal's handler of the host raises it wherever the worker's thread is, and once."""
-    calls = []
+    calls: list[bytes] = []
 
     def codec(value: bytes) -> int:
         calls.append(value)
@@ -194,7 +193,8 @@ def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatc
     with pytest.raises(SystemExit):
         pipeline.prepare(records)
     assert calls
-    assignment, kept = Ahead(), []
+    assignment = Ahead()
+    kept: list[Chunk[Any]] = []
     made = ahead(assignment, threading.Event(), pipeline)
     monkeypatch.setattr(made, "_readable", lambda new: Chunk(records, {}))
     monkeypatch.setattr(assignment, "keep", kept.append, raising=False)
@@ -202,4 +202,4 @@ def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatc
     assert kept
     assert not made.read_ahead(), "nor anything after it"
     with pytest.raises(SystemExit):
-        made.read(reader.CHUNK, 0)
+        made.read(10, 0)

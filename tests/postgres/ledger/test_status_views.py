@@ -130,6 +130,14 @@ def test_before_the_first_sample_the_last_record_says_how_late_it_is(desk: Desks
     assert row.lag_seconds == pytest.approx(7 * 60, abs=10)
 
 
+def test_a_lag_in_time_that_is_not_known_is_null(desk: Desks) -> None:
+    """Nothing was applied yet, and the first sample was late: zero would look healthy."""
+    worker = desk(at={0: 5})
+    execute(worker, "UPDATE {s}.partition_offset SET record_time = NULL")
+    status_of(worker).sample({worker.at(0): (0, 90)})
+    assert [(row.lag_records, row.lag_seconds) for row in view(worker, lag)] == [(85, None)]
+
+
 def test_headroom_in_time_is_extrapolated(desk: Desks) -> None:
     """The log's start moves by 100 records an hour, and 300 are left."""
     worker = desk(at={0: 500})

@@ -30,6 +30,7 @@ from support.waiting import until
 
 SECONDS = 60.0  # for what takes a few
 SERVERS = "seekpoint dev"
+DEMO = "seekpoint dev --demo"  # has servers of its own, and a test of its own in tests/kafka/test_cli.py
 PREPARED = {"make setup", ". .venv/bin/activate"}  # the interpreter that runs the tests has it
 LOOKS = re.compile(r'seekpoint (status |dev sql "SELECT )')
 
@@ -200,7 +201,9 @@ def test_a_page_works_as_typed(page: str, tmp_path: Path, env: dict[str, str]) -
                 (folder / name[1]).write_text(block.text, encoding="utf-8")
             elif block.language == "console":
                 for command in commands(block.text):
-                    if command.line not in {*PREPARED, SERVERS} and not re.match(r"make (demo|test)", command.line):
+                    if command.line not in {*PREPARED, SERVERS, DEMO} and not re.match(
+                        r"make (demo|test)", command.line
+                    ):
                         terminal.type(command)
     finally:
         terminal.close()

@@ -105,7 +105,7 @@ def reset_offset(
             f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read it again, then decide"
         )
     adopted = None if topic_id in {None, row.topic_id} else topic_id
-    unread = _record_losses(tx, row, to, log, lost, actor, adopted, truncated_at)
+    unread = _record_losses(tx, row, to, log=log, lost=lost, actor=actor, adopted=adopted, truncated_at=truncated_at)
     for before, after in _steps(row.next_offset, to, unread):
         record_action(tx, "reset", actor=actor, reason=reason, partition=partition, from_offset=before, to_offset=after)
     now = tx.execute(
@@ -134,6 +134,7 @@ def _record_losses(
     tx: GroupConnection,
     row: Row[Any],
     to: int,
+    *,
     log: tuple[int, int] | None,
     lost: str | None,
     actor: str,

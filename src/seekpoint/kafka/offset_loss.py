@@ -26,6 +26,7 @@ def lost(
 ) -> OffsetLost:
     """The error with what happened to ``offset`` and the choices; ``move`` says who reset the position to it."""
     start, end = edges
+    choices: tuple[str, ...]
     log_end: int | None = end.offset
     log, other = (start.offset, end.offset), remedies.reset_to_offset(group, partition)
     elsewhere = f"elsewhere: {other} continues at that offset"

@@ -188,6 +188,9 @@ def test_kubernetes_asks_the_port_that_the_command_listens_on() -> None:
     assert spec["terminationGracePeriodSeconds"] > GRACE + LEAVE
     mounts = {one["name"]: one["mountPath"] for one in worker["volumeMounts"]}
     assert set(mounts) == {one["name"] for one in spec["volumes"]}
+    assert spec["securityContext"]["runAsNonRoot"]
+    limited = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert all(one["securityContext"] == limited for one in (worker, *spec["initContainers"]))
     environment = {one["name"]: one["value"] for one in worker["env"]}
     assert environment["SEEKPOINT_KAFKA_CONFIG"].startswith(mounts["kafka"])
 
@@ -222,4 +225,5 @@ def test_docker_starts_the_command_without_a_shell() -> None:
     lines = dict(line.split(" ", 1) for line in FILES["text"].read_text(encoding="utf-8").splitlines())
     assert json.loads(lines["ENTRYPOINT"]) == ["seekpoint"]
     assert parameters(json.loads(lines["CMD"]))["targets"]
+    assert int(lines["USER"].split(":")[0]) > 0, "a number: runAsNonRoot knows no names"
     assert {"typer", "rich", "prometheus-client"} <= set(lines["RUN"].split())

@@ -1742,6 +1742,13 @@ BREAKAGES = (
         "tests/unit/test_mirror.py::test_nothing_is_committed_while_an_answer_is_outstanding_and_a_failure_is_tried_again",
     ),
     breakage(
+        "what is for display takes a connection of the worker's pool",
+        "worker/status_writer.py",
+        "StatusTables(ledger.apart(), process)",
+        "StatusTables(ledger, process)",
+        "tests/kafka/test_status_rows.py::test_a_worker_takes_two_connections_of_its_pool_and_display_none",
+    ),
+    breakage(
         "a mirror replaces commits of which Kafka has not answered whose they are",
         "worker/mirror.py",
         "        if (found := question.answer) is None:",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import sys
 
 import pytest
 
+from seekpoint.cli import probes
 from seekpoint.cli.probes import State, listening
 from seekpoint.metrics import Samples
 from support.probe import ask, free_port
+from support.waiting import until
 
 WELL = State(True, True, False, {})
 
@@ -38,3 +41,30 @@ def test_without_the_extra_there_is_no_such_path(monkeypatch: pytest.MonkeyPatch
         status, body = ask(port, "/metrics")
         assert (status, json.loads(body)) == (404, {"paths": ["/live", "/ready", "/stale"]})
         assert ask(port, "/ready")[0] == 200
+
+
+def test_other_hosts_do_not_read_what_servers_have_said() -> None:
+    details = {"workers": [{"trouble": "connection to 10.0.0.7 refused", "standby": None, "lag": 3}]}
+    answers = []
+    for host in ("127.0.0.1", "localhost", "0.0.0.0"):
+        port = free_port()
+        with listening(f"{host}:{port}", lambda: State(True, False, False, details), Broken()):
+            answers.append(json.loads(ask(port, "/ready")[1])["workers"][0])
+    assert answers[0] == answers[1] == details["workers"][0]
+    assert answers[2] == {"trouble": "the log says why", "standby": None, "lag": 3}
+
+
+def test_connections_are_bounded_in_number_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "MOST", 2)
+    monkeypatch.setattr(probes, "LONGEST", 1.0)
+    port = free_port()
+    with listening(f"127.0.0.1:{port}", lambda: WELL, Broken()):
+        slow = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(2)]
+        for one in slow:
+            one.sendall(b"GET /live HT")
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as third:
+            assert third.recv(1) == b"", "closed at once"
+        assert [one.recv(1) for one in slow] == [b"", b""], "closed before the request's own timeout"
+        for one in slow:
+            one.close()
+        until(lambda: ask(port, "/live")[0] == 200, "an answer")

@@ -7,10 +7,11 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from typing import Any
 
 from seekpoint.cli.errors import masked
@@ -21,10 +22,14 @@ from seekpoint.worker.health import Health
 
 logger = logging.getLogger("seekpoint.cli")
 
-TIMEOUT = 5.0  # seconds that a client may take to send its request
+TIMEOUT = 5.0  # seconds that a client may take for each part of its request
+LONGEST = 10.0  # seconds for a connection in all
+MOST = 32  # connections at a time; another one is closed
 PATHS = ("/live", "/ready", "/stale")
 METRICS = "/metrics"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' format
+
+TEXTS = ("trouble", "standby")  # of a state's details: what a server has said
 
 Exposition = Callable[[], bytes]
 
@@ -48,6 +53,9 @@ class State:
     def shown(self) -> Mapping[str, Any]:
         """The state as JSON has it."""
         return {"live": self.live, "ready": self.ready, "stale": self.stale, **self.details}
+
+
+Shown = Callable[[State], Mapping[str, Any]]
 
 
 def state_of(health: Health) -> State:
@@ -84,8 +92,9 @@ def listening(address: str | None, state: Callable[[], State], source: Source) -
         yield
         return
     host, port = host_and_port(address)
+    shown = State.shown if _is_loopback(host) else _without_texts
     try:
-        server = _server_class(host)((host, port), _handler(state, exposition_of(source)))
+        server = _server_class(host)((host, port), _handler(state, shown, exposition_of(source)))
     except OSError as error:
         raise SeekpointError(f"--listen {address}: {error.strerror or error}") from error
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="seekpoint-probes", daemon=True)
@@ -98,9 +107,59 @@ def listening(address: str | None, state: Callable[[], State], source: Source) -
         thread.join()
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _without_texts(state: State) -> Mapping[str, Any]:
+    """The state without what servers have said: other hosts may read it."""
+    cleaned: Mapping[str, Any] = _cleaned(state.shown())
+    return cleaned
+
+
+def _cleaned(value: Any) -> Any:
+    match value:
+        case Mapping():
+            hidden = {name for name in TEXTS if value.get(name) is not None}
+            return {name: "the log says why" if name in hidden else _cleaned(one) for name, one in value.items()}
+        case list():
+            return [_cleaned(one) for one in value]
+        case _:
+            return value
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+
+    def __init__(self, *given: Any) -> None:
+        self._free = threading.BoundedSemaphore(MOST)
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """On a thread of its own, unless there are too many."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """A client that sends a byte now and then does not keep its thread."""
+        timer = threading.Timer(LONGEST, _cut, [request])
+        timer.daemon = True
+        try:
+            timer.start()
+            super().process_request_thread(request, client_address)
+        finally:
+            timer.cancel()
+            self._free.release()
 
     def server_bind(self) -> None:
         """Bind without asking a name server for this host's name, which may take seconds."""
@@ -111,6 +170,11 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that is gone before its answer is no error of ours."""
+
+
+def _cut(request: socket.socket) -> None:
+    with suppress(OSError):  # it has ended
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _ServerOnIpv6(_Server):
@@ -128,7 +192,7 @@ class _Answer:
     kind: str = "application/json"
 
 
-def _answer(path: str, state: State, metrics: Exposition | None) -> _Answer:
+def _answer(path: str, state: State, shown_of: Shown, metrics: Exposition | None) -> _Answer:
     if path == METRICS and metrics is not None:
         try:
             return _Answer(HTTPStatus.OK, metrics(), TEXT)
@@ -136,17 +200,17 @@ def _answer(path: str, state: State, metrics: Exposition | None) -> _Answer:
             logger.exception("a scrape failed; the worker is not affected")
             return _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"the log says why\n", TEXT)
     status = state.answer(path)
-    shown = {"paths": [*PATHS, *([METRICS] if metrics else [])]} if status is HTTPStatus.NOT_FOUND else state.shown()
+    shown = {"paths": [*PATHS, *([METRICS] if metrics else [])]} if status is HTTPStatus.NOT_FOUND else shown_of(state)
     return _Answer(status, json.dumps(shown).encode() + b"\n")
 
 
-def _handler(state: Callable[[], State], metrics: Exposition | None) -> type[BaseHTTPRequestHandler]:
+def _handler(state: Callable[[], State], shown: Shown, metrics: Exposition | None) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = TIMEOUT
         server_version, sys_version = "seekpoint", ""
 
         def do_GET(self) -> None:
-            answer = _answer(self.path.partition("?")[0], state(), metrics)
+            answer = _answer(self.path.partition("?")[0], state(), shown, metrics)
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.kind)
             self.send_header("Content-Length", str(len(answer.body)))

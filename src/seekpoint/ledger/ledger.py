@@ -76,7 +76,7 @@ class Ledger:
         self.draw_owner()
 
     def apart(self) -> Ledger:
-        """The same ledger on connections of its own: it takes none of this one's pool, and keeps none open."""
+        """This ledger on connections of its own: it takes none of the engine's pool, and keeps none open."""
         made = copy(self)
         made.engine = apart(self.engine)
         return made

@@ -588,8 +588,8 @@ BREAKAGES = (
     breakage(
         "an error of reading ahead is swallowed",
         "worker/reader.py",
-        "            self._failed = error\n",
-        "",
+        "is not at fault\n            self._failed = error\n",
+        "is not at fault\n",
         f"{AHEAD}::test_an_error_of_the_client_is_met_by_the_next_read",
     ),
     breakage(

@@ -241,8 +241,8 @@ BREAKAGES = (
     breakage(
         "what was not read of a recreated topic is no row",
         "ledger/admin_actions.py",
-        "    if adopted is not None:  #",
-        "    if False:  #",
+        "    if to > 0:\n        _record_loss(",
+        "    if False:\n        _record_loss(",
         f"{RESET}::test_what_was_not_read_of_a_recreated_topic_is_a_row[0]",
     ),
     breakage(
@@ -1032,7 +1032,7 @@ BREAKAGES = (
     breakage(
         "a request by a worker leaves no trace in the group's history",
         "admin/replay_requests.py",
-        '        record_action(tx, "request replay", actor=by.actor, reason=said)\n',
+        "        record_action(tx, REQUESTED, actor=by.actor, reason=said)\n",
         "",
         f"{_REPLAYS}::test_a_request_says_who_made_it_and_is_taken_by_one_worker",
     ),
@@ -1779,8 +1779,8 @@ BREAKAGES = (
     breakage(
         "an import looks for members only before it reads the commits",
         "admin/import_offsets.py",
-        "    found = read_commits(identity, group)\n    require_empty(identity, group)\n",
-        "    found = read_commits(identity, group)\n",
+        "    found = read_commits(identity, group, partitions)\n    require_empty(identity, group)\n",
+        "    found = read_commits(identity, group, partitions)\n",
         f"{MIRROR}::test_a_member_of_the_old_group_is_refused_before_and_after_its_commits_are_read",
     ),
     breakage(

@@ -60,7 +60,13 @@ def commit_to_kafka(scene: Scene, offsets: Mapping[Partition, int], group: str |
     """What a plain consumer has committed before it ended."""
     group = group or scene.group
     commits = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
-    scene.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, commits)])[group].result(20)
+
+    def is_written() -> bool:
+        """An error is an attribute of each partition; a coordinator may not know a new topic yet."""
+        asked = scene.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, commits)])
+        return all(at.error is None for at in asked[group].result(20).topic_partitions)
+
+    scene.wait(is_written)
 
 
 def admin(scene: Scene) -> Admin:

@@ -216,7 +216,9 @@ def _brokers(
     identity = Identity(settings, timeout)
     cluster = identity.cluster_id()
     if stored not in {None, cluster}:
-        raise ClusterChanged(f"the offsets are of cluster {stored}, and these brokers are {cluster}: check --kafka")
+        raise ClusterChanged(
+            f"group {ledger.group!r} holds offsets of Kafka cluster {stored}, these brokers are cluster {cluster}"
+        )
     new = identity.ask([topic]).known()[topic]
     if new is None:
         raise ConfigError(f"topic {topic!r} does not exist on these brokers: create it, or check --kafka")

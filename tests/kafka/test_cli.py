@@ -473,8 +473,13 @@ def test_dev_shows_a_demo_until_ctrl_c(place: Place) -> None:
     assert not address.endswith(":8484/")
 
     def applied() -> bool:
-        with urllib.request.urlopen(f"{address}api/group?group=orders", timeout=10) as answer:
-            group = json.load(answer)["data"]["group"]
+        try:
+            with urllib.request.urlopen(f"{address}api/group?group=orders", timeout=10) as answer:
+                group = json.load(answer)["data"]["group"]
+        except urllib.error.HTTPError as error:
+            if error.code != 422:  # no worker of the group has started yet
+                raise
+            return False
         return sum(at["position"]["next_offset"] for at in group["partitions"]) > 100 and len(group["workers"]) == 2
 
     until(applied, "the console shows records that were applied", timeout=60)

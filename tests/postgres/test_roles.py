@@ -136,6 +136,7 @@ DRIVES = (
 # What was stored of records is deleted by the owner alone.
 DELETES = (
     *("forget.DELETE_POSITIONS", "forget.DELETE_TOPICS", "forget.DELETE_DEAD_LETTERS", "forget.DELETE_LOSSES"),
+    *("forget.DELETE_RUNS", "forget.DELETE_RUN_DEAD_LETTERS", "forget.DELETE_REQUESTS"),
     "purge.DELETE_CLOSED",
 )
 REFUSED = {

@@ -241,8 +241,8 @@ BREAKAGES = (
     breakage(
         "what was not read of a recreated topic is no row",
         "ledger/admin_actions.py",
-        "    if to > 0:\n        _record_loss(",
-        "    if False:\n        _record_loss(",
+        "    _record_loss(tx, row, gone, actor)\n",
+        "",
         f"{RESET}::test_what_was_not_read_of_a_recreated_topic_is_a_row[0]",
     ),
     breakage(

@@ -123,6 +123,16 @@ def test_a_right_that_is_missing(engine: Engine, roles: LedgerRoles) -> None:
     assert not Admin(writer).doctor().is_well
 
 
+def test_a_login_without_any_right_is_named(engine: Engine, roles: LedgerRoles) -> None:
+    """The other findings are there, too."""
+    name = roles.names[Role.READER]
+    sql(engine, f'REVOKE ALL ON ALL TABLES IN SCHEMA seekpoint FROM "{name}"')
+    sql(engine, f'REVOKE ALL ON SCHEMA seekpoint FROM "{name}"')
+    diagnosis = Admin(roles.engine(Role.READER)).doctor()
+    assert found(diagnosis)["schema"].startswith(f"{name} may not read seekpoint.alembic_version")
+    assert "server" in found(diagnosis, Level.OK)
+
+
 @pytest.mark.parametrize(
     ("setting", "check", "level"),
     [("synchronous_commit=off", "durability", Level.WARNING),

@@ -108,3 +108,10 @@ def test_servers_that_are_away(command: str, place: dict[str, str]) -> None:
 @pytest.mark.parametrize("command", sorted(ALL))
 def test_wrong_usage(command: str) -> None:
     assert "No such option" in seekpoint(*command.split(), "--no-such-option", exits=2).stderr
+
+
+def test_a_property_that_librdkafka_does_not_know_is_not_left_out() -> None:
+    misspelled = ["--kafka", "bootstrap.server=127.0.0.1:2"]
+    said = seekpoint("exporter", "--once", *DATABASE, *BROKERS, *misspelled, exits=2).stderr
+    assert "bootstrap.server" in said
+    assert "error: " in said

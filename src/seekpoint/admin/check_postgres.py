@@ -76,10 +76,12 @@ WHERE n.nspname = :schema AND c.relkind = 'r' ORDER BY c.relname
 class Rights:
     """What this login may do on the ledger's schema, as has_table_privilege and its like answer.
 
-    ``columns`` are those that it may read, of the tables of which a role reads some columns alone.
+    ``columns`` are those that it may read, of the tables of which a role reads some columns alone. ``has_ledger``: the
+    schema has a ledger, which this login may not be able to read.
     """
 
     login: str
+    has_ledger: bool
     on_schema: bool
     tables: frozenset[tuple[str, str]]
     columns: frozenset[tuple[str, str]]
@@ -110,10 +112,12 @@ def rights(tx: Connection, login: str, schema: str) -> Rights:
     """What this login may do; asks the catalogs alone."""
     asked = sorted({privilege for each in ON_DATABASE.values() for privilege in each})
     in_part = sorted({table for each in COLUMNS.values() for table in each})
+    on_tables = tx.execute(_RIGHTS, {"schema": schema}).all()
     return Rights(
         login,
+        any(row.name == schema_revision.VERSION_TABLE for row in on_tables),
         bool(tx.execute(_ON_SCHEMA, {"schema": schema}).scalar()),
-        frozenset((row.name, row.privilege) for row in tx.execute(_RIGHTS, {"schema": schema}) if row.granted),
+        frozenset((row.name, row.privilege) for row in on_tables if row.granted),
         frozenset((row.name, row.attribute) for row in tx.execute(_READABLE, {"schema": schema, "tables": in_part})),
         frozenset(one for one in asked if tx.execute(_ON_DATABASE, {"privilege": one}).scalar_one()),
     )
@@ -121,7 +125,7 @@ def rights(tx: Connection, login: str, schema: str) -> Rights:
 
 def schema_findings(tx: Connection, schema: str, has: Rights) -> list[Finding]:
     """Whether the ledger's tables are at this library's revision."""
-    if has.tables and not has.may_read(schema_revision.VERSION_TABLE):
+    if has.has_ledger and not has.may_read(schema_revision.VERSION_TABLE):
         problem = f"{has.login} may not read {schema}.alembic_version: the schema's revision is not known"
         return [Finding("schema", Level.FAILURE, problem, "run the SQL of seekpoint db roles, as the ledger's owner")]
     try:

@@ -20,6 +20,7 @@ from sqlalchemy.pool import NullPool
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import explained, keep_secret
 from seekpoint.errors import ConfigError
+from seekpoint.kafka.config import require_properties
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import check_connections, postgres_engine, read_url
@@ -108,12 +109,13 @@ def names_brokers(settings: Mapping[str, Any]) -> bool:
 
 
 def require_brokers(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError where no brokers are named."""
+    """Raise ConfigError where no brokers are named, and for a property that librdkafka does not know."""
     if not names_brokers(settings):
         raise ConfigError(
             "no brokers are named: give --kafka bootstrap.servers=host:9092, or a properties file with --kafka-config "
             "or SEEKPOINT_KAFKA_CONFIG"
         )
+    require_properties(settings)
 
 
 def require_reason(apply: bool, reason: str | None) -> None:

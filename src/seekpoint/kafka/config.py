@@ -164,6 +164,14 @@ def make_admin(config: Mapping[str, Any], **callbacks: Any) -> AdminClient:
         raise _refused(config, error) from None
 
 
+def require_properties(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key or value that librdkafka does not know; waits for no broker.
+
+    :func:`admin_config` leaves out what an admin client does not take, and so a misspelled key, too.
+    """
+    make_consumer({"log_level": 0, "group.id": "seekpoint", **config}).close()
+
+
 _FILES = tuple(f"ssl.{of}.location" for of in ("ca", "certificate", "key", "keystore", "crl"))
 
 

@@ -69,7 +69,8 @@ def require_range(start: int, end: int, position: int, log_start: int, at: Parti
         why.append(f"the log of {at} begins at {log_start}, after {start}: retention has removed what is before it")
     if end > position:
         why.append(
-            f"{at} is at offset {position}, before {end}: what a worker has not applied yet is applied by workers alone"
+            f"{at} is at offset {position}, before {end}: what a worker has not applied yet is applied by workers "
+            f"alone; end at {position} or before"
         )
     if why:
         raise ReprocessRefused(why)

@@ -54,7 +54,7 @@ def test_a_loss_is_accepted_once(scene: Scene) -> None:
     with pytest.raises(ConfigError, match="no stored offset"):
         admin.plan_accept_lost(scene.group, Partition(name, 7))
     scene.sql("UPDATE {schema}.consumer_group SET cluster_id = 'another'")
-    with pytest.raises(ClusterChanged, match="offsets are of cluster another"):
+    with pytest.raises(ClusterChanged, match="holds offsets of Kafka cluster another"):
         admin.plan_accept_lost(scene.group, here)
 
 

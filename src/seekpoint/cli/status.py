@@ -85,9 +85,8 @@ def status(
     partition that waits in front of a record that failed: why, and when it is tried again; and for a reload that
     workers of a newer handler version wait for. Without brokers (--kafka, --kafka-config), or where none answers, end
     and lag are of the workers' samples, and empty where the last one is older than three minutes. Reads only; workers
-    are not disturbed. Exits with 1 where a partition is stopped, or is past the end of its log, and where a topic is
-    gone, was created again or no broker answers for a partition; with 3 where none answers at all (with --check, the
-    samples decide).
+    are not disturbed. Exits with 1 where a partition is stopped, or past the end of its log, and where a topic is gone,
+    was created again or has no broker's answer; with 3 where none answers at all (--check: by the samples).
     """
     if not check and (max_lag is not None or max_age is not None):
         typer.echo("error: --max-lag and --max-age are limits of --check", err=True)

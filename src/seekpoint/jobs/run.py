@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from sqlalchemy import Connection, Engine, Row, Update, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ReloadOver, ReloadRefused
-from seekpoint.ledger.admin_actions import set_paused
+from seekpoint.ledger.admin_actions import operator, set_paused
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
 from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE, READ_GROUP
@@ -103,7 +102,7 @@ def run_of(row: Row[Any]) -> Run:
 
 def this_driver() -> str:
     """This process as ``user@host:pid``."""
-    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+    return f"{operator()}@{socket.gethostname()}:{os.getpid()}"
 
 
 class Tx(SchemaConnection):

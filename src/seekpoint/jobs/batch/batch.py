@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +32,7 @@ from seekpoint.jobs.staging.consolidate import RANGE, check_topics, require_widt
 from seekpoint.jobs.staging.stage import begin_staging
 from seekpoint.jobs.tables.targets import sources, targets
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.positions import Position
 from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql import reload_run as sql
@@ -100,7 +100,7 @@ class BatchJob:
         (source,) = sources([self.pipeline])  # as it was loaded: a function would make another one
         self.source = replace(source, name=pipeline if isinstance(pipeline, str) else "")
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
-        self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
+        self.limits, self.actor = limits or Limits(), operator(actor)
         self.runs = Runs(self.engine, schema, self.limits)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, [self.source])
         self._range_records, self._progress = range_records, progress or (lambda *_: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,9 +15,10 @@ from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Range, check_ranges
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.positions import Position
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.records import Partition, storable
+from seekpoint.records import Partition
 
 RANGE = 1_000_000  # offsets of one file
 FORMATS = ("parquet", "delta")
@@ -80,7 +80,7 @@ class Export:
         self.engine, self.kafka, self.archive = postgres_engine(engine), dict(kafka), archive
         self.group, self.format, self.schema = group, format, schema or archive.schema
         self._topics, self._range_records, self._skip_lost, self._writer = topics, range_records, skip_lost, writer
-        self._actor, self._progress = storable(actor or getpass.getuser()), progress or (lambda *_: None)
+        self._actor, self._progress = operator(actor), progress or (lambda *_: None)
         self._run, self._noted = uuid4(), False
 
     def run(self) -> Exported:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +29,7 @@ from seekpoint.jobs.tables.dependencies import notes
 from seekpoint.jobs.tables.frame_targets import Frame, FrameStager, resolve_frames
 from seekpoint.jobs.tables.targets import PipelineSource, sources, targets
 from seekpoint.kafka.range_checks import require_known
+from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, PUBLISHING
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
@@ -86,7 +86,7 @@ class Reload:
     ) -> None:
         self.sources: Sequence[PipelineSource] = sources(pipelines)
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
-        self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
+        self.limits, self.actor = limits or Limits(), operator(actor)
         self.runs = Runs(self.engine, schema, self.limits)
         if stager is not None and processes:
             raise ConfigError("stager= and processes= both say who reads the log: give one of them")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +26,7 @@ from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.range_checks import ASK, RangeChecks
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger, Position
-from seekpoint.ledger.admin_actions import record_action, required
+from seekpoint.ledger.admin_actions import operator, record_action, required
 from seekpoint.ledger.positions import position, positions_of
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import admin as admin_sql
@@ -97,7 +96,7 @@ class Reprocess:
     ) -> None:
         self.pipeline = load_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         self.ledger = Ledger(engine, self.pipeline.group, schema=schema, version=self.pipeline.version, limits=limits)
-        self.actor = storable(actor or getpass.getuser())
+        self.actor = operator(actor)
         self._kafka, self._progress = dict(kafka), progress or (lambda *_: None)
 
     def plan(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +22,7 @@ from seekpoint.jobs.tables.generations import view
 from seekpoint.jobs.tables.sql_templates import Part, run
 from seekpoint.jobs.tables.staging_schema import fitted
 from seekpoint.jobs.tables.targets import TABLE, Path, resolve
-from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.admin_actions import operator, record_action
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import generation as sql
 from seekpoint.ledger.sql import reload_run
@@ -63,7 +62,7 @@ class Generations:
 
     def __init__(self, engine: Engine | URL | str, *, schema: str = DEFAULT_SCHEMA, actor: str | None = None) -> None:
         self.engine, self.schema = postgres_engine(engine), schema
-        self.actor = actor or getpass.getuser()
+        self.actor = operator(actor)
 
     def list(self) -> Sequence[Generation]:
         """Every table of this database that is kept in generations."""

@@ -131,3 +131,21 @@ def shop() -> dict[str, Any]:
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shop.{name}"))
         for name in ("Order", "Item", "Payment")
     }
+
+
+def message_class(full_name: str) -> Any:
+    """The class that protoc would generate from a message with one field, ``int64 id``, and this full name.
+
+    Capitalised parts are messages, each within the one before; the others are the package.
+    """
+    parts = full_name.split(".")
+    messages = [part for part in parts if part[0].isupper()]
+    package = ".".join(parts[: -len(messages)])
+    file = descriptor_pb2.FileDescriptorProto(name=f"{full_name}.proto", package=package, syntax="proto3")
+    message = file.message_type.add(name=messages[0])
+    for name in messages[1:]:
+        message = message.nested_type.add(name=name)
+    message.field.add(name="id", number=1, type=TYPES.TYPE_INT64, label=TYPES.LABEL_OPTIONAL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(full_name))

@@ -25,7 +25,7 @@ from seekpoint.codecs import key_decoder, value_decoder
 from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.testing import raw
-from support.schema_registry import SchemaRegistry, shop
+from support.schema_registry import SchemaRegistry, message_class, shop
 
 ORDER = {
     "type": "record",
@@ -279,6 +279,27 @@ def test_a_message_of_another_name_is_not_read_as_this_one(client: SchemaRegistr
         Protobuf(SHOP["Order"], registry=lambda: client).decode(raw(data))
     assert Protobuf(SHOP["Payment"], registry=lambda: client).decode(raw(data)) == SHOP["Payment"](id=5)
     assert Protobuf(SHOP["Order"], registry=None).decode(raw(data)) == SHOP["Order"](id=5), "nobody was asked"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("shop.v1.OrderRefunded.Line", "shop.v1.OrderPlaced.Line"),
+        ("shop.v2.Order", "shop.v1.Order"),
+        ("Order", "shop.v1.Order"),
+        ("shop.v1.Order", "Order"),
+    ],
+)
+def test_a_message_of_the_same_simple_name_is_not_read_as_this_one(
+    client: SchemaRegistryClient, written: str, read: str
+) -> None:
+    data = protobuf(client, message_class(written)(id=5))
+    codec: Any = Protobuf(message_class(read), registry=lambda: client, type=dict)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"the record is a {written}, and the codec reads {read}"):
+            codec.decode(raw(data))
+    same: Any = Protobuf(message_class(written), registry=lambda: client, type=dict)
+    assert same.decode(raw(data)) == {"id": 5}
 
 
 def test_protobuf_with_its_id_in_a_header(registry: SchemaRegistry) -> None:

@@ -200,8 +200,8 @@ class Protobuf(_Registered[V_co]):
     """Decode Protobuf in a schema registry's wire format into ``message``, a generated class, or into ``type``.
 
     ``registry``, ``options`` (for ``ProtobufDeserializer``), ``tombstones`` and errors are as in :class:`Avro`. A
-    record that was written as a message of another name is a poison record: its bytes could be read as this one.
-    With ``registry=None`` no request is sent, and the name is not checked.
+    record that was written as a message of another full name (package, enclosing messages, name) is a poison record:
+    its bytes could be read as this one. With ``registry=None`` no request is sent, and the name is not checked.
 
     ``type`` is what msgspec can convert a dict of the message's fields to, or ``dict``: a field that tracks whether it
     was set is None if it was not; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;
@@ -270,7 +270,7 @@ class Protobuf(_Registered[V_co]):
         def named(context: Any, written: str | None) -> Any:
             if written is None:
                 return None
-            if written.rpartition(".")[2] != ours.name:
+            if written != ours.full_name:  # OrderRefunded.Line is no OrderPlaced.Line, shop.v2.Order no shop.v1.Order
                 raise ValueError(f"the record is a {written}, and the codec reads {ours.full_name}")
             return subject(context, written)
 

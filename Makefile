@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: help setup cargo browser native native-test native-mutants fuzz-native prometheus monitoring operators demo demo-poison demo-reload test check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
+.PHONY: help setup browser prometheus monitoring operators demo demo-poison demo-reload test check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -10,11 +10,9 @@ SPARK := .venv/spark
 DEMO := $(BIN)/python -m demo
 DOCS := .venv/docs
 SITE := build/site
-WHEELS := build/native
 
 ROUNDS ?= 20
 EXAMPLES ?= 2000
-CASES ?= 1000000
 RELOADS ?= 5
 PLANS ?= 200
 KILLS ?= 20
@@ -50,29 +48,6 @@ $(DOCS): $(READY) requirements-docs.lock
 	$(UV) pip install --quiet --no-deps --require-hashes -r requirements-docs.lock
 	touch $(DOCS)
 
-cargo:
-	@command -v cargo > /dev/null || { echo "cargo is needed, of Rust 1.87 or newer: https://rustup.rs"; exit 1; }
-
-# An optional wheel: nothing here needs it, and only this needs cargo. `make setup` removes it where the lock has changed.
-native: cargo $(READY)  ## build and install seekpoint-native, the compiled part: needs cargo (Rust 1.87 or newer)
-	$(UV) pip install --quiet --no-deps --require-hashes -r native/requirements.lock
-	rm -rf $(WHEELS)
-	$(BIN)/maturin build --quiet --release --manifest-path native/Cargo.toml --interpreter $(BIN)/python --out $(WHEELS)
-	$(UV) pip install --quiet --no-deps --reinstall $(WHEELS)/*.whl
-	SEEKPOINT_NATIVE=1 $(BIN)/seekpoint --version
-
-native-test: native  ## build and install the compiled part, then its tests and those of the sinks with it
-	SEEKPOINT_NATIVE=1 SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup \
-	  tests/native tests/unit/test_native.py tests/postgres/test_append.py tests/postgres/test_upsert.py \
-	  tests/postgres/test_write_strategies.py tests/postgres/test_copy_text.py tests/postgres/test_value_types.py \
-	  tests/postgres/test_row_security.py tests/kafka/test_odd_records.py tests/kafka/test_failing_streams.py $(ARGS)
-
-native-mutants: native $(DOCS)  ## build and install the compiled part, then break the lines that its text hangs on: a test must fail each time
-	SEEKPOINT_NATIVE=1 $(BIN)/python tests/mutants/run.py --native $(ARGS)
-
-fuzz-native: native  ## compare the compiled part with msgspec and psycopg, byte by byte: make fuzz-native CASES=1000000 SEED=7
-	SEEKPOINT_NATIVE=1 SEEKPOINT_FUZZ_CASES=$(CASES) SEED=$(SEED) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -q -s tests/native/test_fuzz.py
-
 demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice
 	$(DEMO) demo $(ARGS)
 
@@ -94,8 +69,8 @@ check: $(SPARK) $(DOCS)  ## style, types, layers, and migrations that equal the 
 	$(BIN)/lint-imports
 	CI=true $(BIN)/pytest -q tests/migrations/test_metadata.py
 
-chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7 NATIVE=text
-	$(if $(NATIVE),SEEKPOINT_NATIVE=1 )$(BIN)/python tests/chaos/worker/run.py --rounds $(ROUNDS) --seed $(SEED) $(if $(NATIVE),--native $(NATIVE)) $(ARGS)
+chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7
+	$(BIN)/python tests/chaos/worker/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 	$(if $(filter-out 0,$(RELOADS)),$(BIN)/python tests/chaos/reload/reloads.py --rounds $(RELOADS) --seed $(SEED))
 
 properties: $(SPARK)  ## every write strategy against a plain model: make properties EXAMPLES=20000
@@ -146,16 +121,13 @@ ui-screenshots: browser  ## take the screenshots of the docs, from the console o
 
 # Beside what pyproject.toml names: uv itself, what hatchling asks for when it installs a checkout, and what builds
 # pyspark.
-lock: $(SPARK)  ## resolve all dependencies: requirements.lock, requirements-docs.lock, maturin's, and the broker's jars
+lock: $(SPARK)  ## resolve all dependencies: requirements.lock, requirements-docs.lock, and the broker's jars
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
 	  --extra cli --extra testing --extra dev --extra registry --extra arrow --extra spark --extra prometheus --extra otel --extra web --extra delta --group test --group check --group demo --output-file requirements.lock pyproject.toml -
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --fork-strategy fewest \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
 	  --constraints requirements.lock --group docs --group ui --output-file requirements-docs.lock
-	printf 'maturin\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
-	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
-	  --output-file native/requirements.lock -
 	$(BIN)/python -m seekpoint.testing.servers.jars > .venv/kafka-jars.lock
 	mv .venv/kafka-jars.lock src/seekpoint/testing/servers/kafka-jars.lock
 

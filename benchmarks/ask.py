@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -74,10 +73,6 @@ class Asker:
 
     def ask(self, question: Question) -> list[Row]:
         """Its rows; one with ``skipped`` where it could not be asked or failed."""
-        if question.native != "0" and find_spec("seekpoint_native") is None:
-            return [
-                {"skipped": "seekpoint-native is not installed: make native", "busy_percent": 0, "whole_seconds": 0}
-            ]
         for proxy, delay in ((self._to_broker, question.broker_delay), (self._to_database, question.database_delay)):
             proxy.delay(delay or 0.0, "to_server")
         busy, began = machine.busy(0.3), time.monotonic()
@@ -124,10 +119,9 @@ class Asker:
             "BENCH_PARALLELISM": question.parallelism,
             "BENCH_SYNCHRONOUS": int(question.synchronous),
             "BENCH_SERVICE": int(question.in_service),
-            "SEEKPOINT_NATIVE": question.native,
         }
         if question.has_servers:
-            settings = {"SEEKPOINT_NATIVE": question.native}
+            settings = {}
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         return {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in settings.items()}}
 

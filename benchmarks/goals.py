@@ -85,16 +85,6 @@ _THREAD = (
     " waits for it (*where each microsecond goes*). The hand-written loop with its offsets in Postgres has the same"
     " limit a little later (*the core*)."
 )
-_NO_FETCH = (
-    "Native fetch was built and left out"
-    " ([decision 31](internals/decisions/0031-leave-fetching-messages-by-compiled-code-out.md) has its figures):"
-    " it is not a part of these runs."
-)
-_SERVER = (
-    "For a record, the server's backend takes about as much as the worker with compiled text (*where each microsecond"
-    " goes*: the server's backend; *the core*: CPU µs a record). The rest is the end of a transaction before the next"
-    " begins, in which the server has no rows."
-)
 _CPU = "The sum of the client library's threads, decoding and writing: *where each microsecond goes* has each part."
 _SMALL = (
     "A worker asks for the topics' ids, and compares and advances its offsets; the loop sends an offset to Kafka"
@@ -146,37 +136,11 @@ def _lock(what: str, bar: float, case: str, limit: str = "") -> Goal:
 _RATIOS = (
     Goal("append ÷ ready rows by COPY", 0.48, "append", "floor", before=0.44, limit=_THREAD),
     Goal("append ÷ ready rows by COPY, primary key", 0.65, "append, key", "floor, key", before=0.5, limit=_THREAD),
-    Goal("append with compiled text ÷ ready rows by COPY", 0.58, "append, native text", "floor", limit=_SERVER),
-    Goal(
-        "append with compiled text ÷ ready rows by COPY, primary key",
-        0.66,
-        "append, key, native text",
-        "floor, key",
-        limit=_SERVER,
-    ),
 )
 
 GOALS = (
     *_RATIOS,
-    Goal(
-        "append with native fetch ÷ ready rows by COPY",
-        0.7,
-        "append, native fetch",
-        "floor",
-        far_goal=0.9,
-        limit=_NO_FETCH,
-    ),
-    Goal(
-        "append with native fetch ÷ ready rows by COPY, primary key",
-        0.75,
-        "append, key, native fetch",
-        "floor, key",
-        far_goal=0.95,
-        limit=_NO_FETCH,
-    ),
     _cpu("worker process, CPU µs a record", 2.1, "append", before=2.5),
-    _cpu("worker process with compiled text, CPU µs a record", 1.5, "append, native text"),
-    _cpu("worker process with native fetch, CPU µs a record", 0.9, "append, native fetch", limit=_NO_FETCH),
     Goal(
         "1 record a transaction ÷ hand-written loop",
         0.9,
@@ -242,47 +206,33 @@ GOALS = (
         limit=_MERGE,
     ),
     Goal(
-        "append with compiled text ÷ Flink XA",
-        3,
-        "append, native text",
+        "append ÷ Flink XA",
+        2.2,
+        "append",
         "flink xa",
-        before=2.2,
-        far_goal=4,
         limit=_PEER,
     ),
+    Goal("upsert ÷ Flink upsert", 2.4, "upsert", "flink upsert", limit=_PEER),
     Goal(
-        "upsert with compiled text ÷ Flink upsert", 2.6, "upsert, native text", "flink upsert", before=2.4, limit=_PEER
-    ),
-    Goal(
-        "append with compiled text ÷ Connect insert",
-        6,
-        "append, native text",
+        "append ÷ Connect insert",
+        3.9,
+        "append",
         "connect insert",
-        before=3.9,
         limit=_PEER,
     ),
+    Goal("upsert ÷ Connect upsert", 4.2, "upsert", "connect upsert", limit=_PEER),
     Goal(
-        "upsert with compiled text ÷ Connect upsert",
-        5,
-        "upsert, native text",
-        "connect upsert",
-        before=4.2,
-        limit=_PEER,
-    ),
-    Goal(
-        "append with compiled text ÷ kafka-python, commit after each poll",
-        15,
-        "append, native text",
+        "append ÷ kafka-python, commit after each poll",
+        9.9,
+        "append",
         "seeds, sync",
-        before=9.9,
         limit=_PEER,
     ),
     Goal(
-        "append with compiled text ÷ the same with crc32c",
-        5,
-        "append, native text",
+        "append ÷ the same with crc32c",
+        3,
+        "append",
         "seeds, sync, crc32c",
-        before=3,
         limit=_PEER,
     ),
     Goal(
@@ -304,15 +254,6 @@ GOALS = (
     ),
     *(replace(goal, processors=4, before=None) for goal in _RATIOS),
     Goal("two workers ÷ ready rows by COPY", 0.8, "append, 2 workers", "floor", processors=4, before=0.78, limit=_TWO),
-    Goal(
-        "two workers with native fetch ÷ ready rows by COPY",
-        1,
-        "append, native fetch, 2 workers",
-        "floor",
-        processors=4,
-        far_goal=1.5,
-        limit=_NO_FETCH,
-    ),
     Goal("two workers ÷ Flink XA, two tasks", 2, "append, 2 workers", "flink xa, 2", processors=4),
     Goal("two workers ÷ Connect insert, two tasks", 2.5, "append, 2 workers", "connect insert, 2", processors=4),
     Goal("upsert, two workers ÷ Flink upsert, two tasks", 1.5, "upsert, 2 workers", "flink upsert, 2", processors=4),
@@ -328,19 +269,9 @@ GOALS = (
     _lock("generation, all changed,", 0.05, "generation"),
     _lock("swap, all changed,", 0.05, "swap"),
 )
-NOT_THERE = frozenset(
-    f"append{suffix}" for suffix in (", native fetch", ", key, native fetch", ", native fetch, 2 workers")
-)
-"""Questions that goals are about and that there are not yet."""
-
 ASKED = {
     processors: tuple(
-        dict.fromkeys(
-            name
-            for goal in GOALS
-            for name in (goal.of, goal.to)
-            if name and name not in NOT_THERE and goal.processors == processors
-        )
+        dict.fromkeys(name for goal in GOALS for name in (goal.of, goal.to) if name and goal.processors == processors)
     )
     for processors in (2, 4)
 }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bars import Bar, chart
-from goals import NOT_THERE, judge
+from goals import judge
 from questions import GROUPS, GUARANTEES, QUESTIONS
 from report import CPU, RATE, Row, summary
 
@@ -137,7 +137,7 @@ def goals_table(goals: Sequence[Row]) -> str:
         found += _table([where, *_GOALS_HEAD], [_goal(goal) for goal in mine]) + "\n"
     limits: dict[str, list[str]] = {}
     for goal in goals:
-        if goal["met"] is False or any(name in goal["how"] for name in NOT_THERE):
+        if goal["met"] is False:
             limits.setdefault(goal["limit"], []).append(f"*{goal['goal']}*")
     return found + "".join(f"- {'; '.join(dict.fromkeys(names))}: {limit}\n" for limit, names in limits.items())
 

@@ -41,13 +41,8 @@ GUARANTEES = {
 """Of the scripts that do not print it themselves."""
 
 LABELS = {
-    "append, native text": "Seekpoint append, compiled text",
-    "append, key, native text": "Seekpoint append, key, compiled text",
     "append": "Seekpoint append",
-    "upsert, native text": "Seekpoint upsert, compiled text",
     "upsert sql": "ready rows by the upsert's SQL",
-    "upsert, 50 % conflicts, native text": "Seekpoint upsert, compiled text, 50 % conflicts",
-    "upsert, 100 % conflicts, native text": "Seekpoint upsert, compiled text, 100 % conflicts",
     "upsert": "Seekpoint upsert",
     "floor": "ready rows by COPY",
     "loop": "hand-written loop, commit to Kafka",
@@ -76,9 +71,8 @@ class Question:
     ``cases``: the script prints several rows, which their mode tells apart. ``against`` names the questions that it is
     compared with, in the same round; with ``cases``, cases of its own. ``rounds`` is None where the run says how many.
     ``broker_delay`` and ``database_delay`` (seconds) are not None where the way there leads through a proxy.
-    ``has_servers``: the script starts servers of its own. ``own_options``: the script takes ``--quick``. ``native`` is
-    ``SEEKPOINT_NATIVE``: without the compiled part, or with it. ``in_service``: Python's garbage collector runs as
-    often as it does by default; else rarely, as under ``seekpoint run``.
+    ``has_servers``: the script starts servers of its own. ``own_options``: the script takes ``--quick``.
+    ``in_service``: Python's garbage collector runs as often as by default; else rarely, as under ``seekpoint run``.
     """
 
     name: str
@@ -100,7 +94,6 @@ class Question:
     has_servers: bool = False
     broker_delay: float | None = None
     database_delay: float | None = None
-    native: str = "0"
     in_service: bool = False
 
     @property
@@ -126,12 +119,9 @@ def _core() -> Iterator[Question]:
         against = (floor, f"loop{suffix}", f"bare{suffix}", *(() if key else ("seeds, sync", "seeds, sync, crc32c")))
         yield Question(f"append{suffix}", "core", "append.py", key=key, against=against, quick=not key)
         append = partial(Question, group="core", script="append.py", key=key)
-        yield append(f"append{suffix}, native text", against=(floor, f"append{suffix}"), native="1")
         yield append(f"append{suffix}, in a service", against=(floor, f"append{suffix}"), in_service=True)
         yield append(f"append{suffix}, 2 workers", parallelism=2, against=(floor, f"append{suffix}"))
-        yield append(f"append{suffix}, native text, 2 workers", parallelism=2, against=(floor,), native="1")
     yield Question("upsert", "core", "upsert.py", against=("floor", "append", "floor, key", "append, key"), quick=True)
-    yield Question("upsert, native text", "core", "upsert.py", against=("upsert",), native="1")
     yield Question("upsert, 2 workers", "core", "upsert.py", parallelism=2, against=("floor", "floor, key", "upsert"))
     for mode in ("sync", "async", "sync-crc32c", "async-crc32c", "sync-write"):
         name = f"seeds, {mode.replace('-', ', ')}"
@@ -150,7 +140,6 @@ def _upserts() -> Iterator[Question]:
         given, ready = ("--conflicts", str(conflicts)), f"upsert sql, {conflicts} % conflicts"
         yield Question(ready, "upserts", "upsert_sql.py", given)
         yield Question(name, "upserts", "upsert.py", given, against=("upsert", ready))
-        yield Question(f"{name}, native text", "upserts", "upsert.py", given, against=(name, ready), native="1")
     yield Question(
         "upsert, 10,000,000 rows", "upserts", "upsert.py", ("--large",), ("upsert",), "payments_spread", share=0.5
     )
@@ -218,13 +207,12 @@ def _peers() -> Iterator[Question]:
                 continue
             for mode in names:
                 ours = "upsert" if mode in {"upsert", "snapshot"} else "append"
-                native = (f"{ours}, native text",) if several == 1 else ()
                 yield Question(
                     f"{peer} {mode}{suffix}",
                     "peers",
                     f"peers.{peer}",
                     (mode,),
-                    (ours if several == 1 else f"{ours}, {several} workers", *native, "floor"),
+                    (ours if several == 1 else f"{ours}, {several} workers", "floor"),
                     parallelism=several,
                 )
     yield Question("connect aiven-insert", "peers", "peers.connect", ("aiven-insert",), ("append", "floor"))

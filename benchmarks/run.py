@@ -135,8 +135,8 @@ class Session:
             for r in self._rows
             if r["question"] == question.name + self._suffix
         }
-        if question.native == "0" and any(why and not why.startswith("failed") for why in found.values()):
-            return 0  # (the compiled part may have been installed since: that is asked again)
+        if any(why and not why.startswith("failed") for why in found.values()):
+            return 0
         wanted = question.rounds or self._options.rounds or ROUNDS.get(question.group, OTHER_ROUNDS)
         return max(0, wanted - sum(not why for why in found.values()))
 

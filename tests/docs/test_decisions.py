@@ -48,7 +48,7 @@ def test_a_record_has_all_fields_in_order(record: Path) -> None:
 def test_status_and_date_are_valid(record: Path) -> None:
     found = fields(record)
     assert date.fromisoformat(found["Date"]).isoformat() == found["Date"]
-    assert re.fullmatch(r"(Proposed|Accepted|Superseded by \[\d{4}\]\([\w-]+\.md\))\.", found["Status"])
+    assert re.fullmatch(r"(Proposed|Accepted|Withdrawn|Superseded by \[\d{4}\]\([\w-]+\.md\))\.", found["Status"])
 
 
 def test_the_index_lists_each_record_with_its_title_status_and_date() -> None:

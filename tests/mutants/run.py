@@ -1,14 +1,13 @@
 """Break the lines that the promise hangs on, one at a time: a named test must fail each time.
 
-    python tests/mutants/run.py [--only NAME] [--native] [--jobs N] [--sample N --seed S]
+    python tests/mutants/run.py [--only NAME] [--jobs N] [--sample N --seed S]
 
 Each mutant is a copy of the package with one breakage (:mod:`mutants.breakages`, :mod:`mutants.failing`), against
 which the tests that guard the line run on real servers. Prints ``killed NAME by TEST`` or ``survived NAME`` for
 each; exit code 1 if one survives, if a breakage no longer fits the code (``stale NAME``; its text is not there, or the
 broken code uses a name that is not defined), or if the tests do not pass on the unbroken package. What survives is run
 once more by itself at the end, since some breakages show only if two things happen in a certain order: ``killed NAME by
-TEST (second run)``. The last line names those that survived twice. ``--native``: only the breakages of the compiled
-part, which has to be installed; without the option they are left out where it is not.
+TEST (second run)``. The last line names those that survived twice.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs" / "site")]
 
 from browsing import NoBrowserError, program  # noqa: E402
-from mutants import breakages, failing, in_browser, native_text  # noqa: E402
+from mutants import breakages, failing, in_browser  # noqa: E402
 from mutants.breakages import Breakage  # noqa: E402
-from seekpoint.sinks.native import PLAN, STATE  # noqa: E402
 from seekpoint.testing.servers.pair import start_pair  # noqa: E402
 
-BREAKAGES = (*breakages.BREAKAGES, *failing.FAILING, *native_text.NATIVE_TEXT, *in_browser.IN_BROWSER)
+BREAKAGES = (*breakages.BREAKAGES, *failing.FAILING, *in_browser.IN_BROWSER)
 TESTS_FAILED = 1  # pytest's exit code; 2 and above mean that it could not run
 UNUSABLE = re.compile(
     r"(?<![.\w])(?:NameError|SyntaxError|ImportError|ModuleNotFoundError): .*"
@@ -48,28 +46,18 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="NAME", help="run this one; may be repeated")
     parser.add_argument("--sample", type=int, metavar="N", help="run so many, drawn by --seed: the short form, for CI")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument(
-        "--native", action="store_true", help="only those of the compiled part, which has to be installed"
-    )
     parser.add_argument("--jobs", type=int, default=max(2, min(4, (os.cpu_count() or 2) - 1)))
     parser.add_argument(
         "--skip-baseline", action="store_true", help="trust that the tests pass on the unbroken package"
     )
     options = parser.parse_args()
-    some = native_text.NATIVE_TEXT if options.native else BREAKAGES
-    chosen = [b for b in some if not options.only or b.name in options.only]
+    chosen = [b for b in BREAKAGES if not options.only or b.name in options.only]
     if not chosen:
-        parser.error(f"there is no mutant {options.only}; there are: {', '.join(b.name for b in some)}")
-    if PLAN is None and options.native:
-        parser.error(f"the compiled part is {STATE}: make native")
-    if PLAN is None:
-        print(f"{len(native_text.NATIVE_TEXT)} of the compiled part are left out: {STATE}")
-        chosen = [b for b in chosen if b not in native_text.NATIVE_TEXT]
+        parser.error(f"there is no mutant {options.only}; there are: {', '.join(b.name for b in BREAKAGES)}")
     try:
         program()
     except NoBrowserError as error:
-        if not options.native:
-            print(f"{len(in_browser.IN_BROWSER)} of the console are left out: {error}")
+        print(f"{len(in_browser.IN_BROWSER)} of the console are left out: {error}")
         chosen = [b for b in chosen if b not in in_browser.IN_BROWSER]
     if options.sample is not None and options.sample < len(chosen):
         print(f"{options.sample} of {len(chosen)}, seed {options.seed}", flush=True)

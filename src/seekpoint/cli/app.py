@@ -30,7 +30,6 @@ from seekpoint.cli import (
     ui,
     verify,
 )
-from seekpoint.sinks.native import STATE
 
 app = typer.Typer(
     name="seekpoint",
@@ -83,7 +82,7 @@ _join_lines(app)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"seekpoint {version('seekpoint')} (native: {STATE})")
+        typer.echo(f"seekpoint {version('seekpoint')}")
         raise typer.Exit
 
 

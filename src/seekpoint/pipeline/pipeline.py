@@ -20,13 +20,11 @@ from typing_extensions import TypeVar
 from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_decoder
 from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
-from seekpoint.pipeline.sink import CheckedSink, EncodingSink, Handler, K, Row, Sink, V, ValueSink
+from seekpoint.pipeline.sink import CheckedSink, Handler, K, Row, Sink, V, ValueSink
 from seekpoint.records import LazyRecords, RawRecord, Record
 
 # What ends the process. Other BaseExceptions are a record's: a panic in Rust, a cancelled task.
 PROCESS_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-
-ENCODED = 100  # records of a chunk: fewer go to the table as values of one statement, or cost little to decode
 
 T = TypeVar("T")
 
@@ -227,12 +225,11 @@ class Pipeline(Generic[V, K]):
         return [decoders[one.topic](one) for one in raw]
 
     def streamed_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
-        """As ``rows_at_once``; where the sink can, without decoding: for rows that are read only if they fail."""
+        """As ``rows_at_once``; once the rows that ``prepare`` made of these records."""
         if isinstance(raw, LazyRecords) and raw.rows is not None:
             prepared, raw.rows = raw.rows, None  # frees them when they are written
             return prepared
-        encoded = self._encoded_rows(raw) if len(raw) >= ENCODED else None
-        return self.rows_at_once(raw) if encoded is None else encoded
+        return self.rows_at_once(raw)
 
     def prepare(self, raw: Sequence[RawRecord]) -> None:
         """Make the rows that ``streamed_rows`` will return. Errors are left to it: the records are not applied yet.
@@ -242,17 +239,6 @@ class Pipeline(Generic[V, K]):
         if isinstance(raw, LazyRecords):
             with suppress(Exception):
                 raw.rows = self.streamed_rows(raw)
-
-    def _encoded_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
-        sink = self.by_value
-        if not (isinstance(raw, LazyRecords) and raw.topic is not None and isinstance(sink, EncodingSink)):
-            return None
-        try:
-            return sink.encoded_rows(self.codecs[raw.topic], raw) if all(raw.values) else None
-        except PROCESS_EXITS:
-            raise
-        except BaseException:  # noqa: BLE001 -- found again when they are decoded
-            return None
 
     def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
         """One row per record of a chunk, from the values alone; None where records must be decoded one by one."""

@@ -9,9 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from sqlalchemy import Connection
 from typing_extensions import TypeVar
 
-from seekpoint.codecs import Codec
 from seekpoint.pipeline.batch import Batch
-from seekpoint.records import LazyRecords, Record
+from seekpoint.records import Record
 
 V = TypeVar("V", default=Any)
 K = TypeVar("K", default=Any)
@@ -54,14 +53,6 @@ class ValueSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
 
     def value_rows(self, values: Sequence[V_contra]) -> list[Row] | None:
         """One row for each value, as ``rows`` makes it of the record; None if it needs whole records."""
-
-
-@runtime_checkable
-class EncodingSink(ValueSink[V_contra, K_contra], Protocol[V_contra, K_contra]):
-    """A sink that may make its rows from the values' bytes: values are not decoded."""
-
-    def encoded_rows(self, codec: Codec[V_contra], raw: LazyRecords) -> Sequence[Row] | None:
-        """The rows that ``rows`` makes of the decoded records; None where they must be decoded first."""
 
 
 @runtime_checkable

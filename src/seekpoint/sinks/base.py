@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, Generic
 
 import msgspec
 from sqlalchemy import Connection
 
-from seekpoint.codecs import Codec, Json
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import K_contra, Row, V_contra
-from seekpoint.records import AnyRecord, LazyRecords, Record
-from seekpoint.sinks.native import PLAN
-from seekpoint.sinks.native.encoder import EncodedRows, Encoder
+from seekpoint.records import AnyRecord, Record
 
 ORIGINS = ("topic", "partition", "offset")  # of a record, as ``provenance=`` names them
 
@@ -51,7 +47,6 @@ class TableSink(Generic[V_contra, K_contra]):
         self._row, self._rows = row, rows
         self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
         self._shapes: dict[type, Callable[[Any], Row]] = {}
-        self._encoders: dict[type, Encoder] = {}
         self._origin = attrgetter(*self.provenance) if len(self.provenance) > 1 else None
         if self.columns is not None:
             self._know(self.columns)
@@ -118,33 +113,6 @@ class TableSink(Generic[V_contra, K_contra]):
         if kind not in self._shapes:
             self._shape(values[0])
         return list(map(self._shapes[kind], values))
-
-    def encoded_rows(self, codec: Codec[V_contra], raw: LazyRecords) -> EncodedRows | None:
-        """The rows as COPY text straight from the values' bytes, by seekpoint-native; None where Python makes them."""
-        if PLAN is None or type(codec) is not Json:
-            return None
-        kind: Any = codec.type
-        # Its first values are shaped in Python, which finds what contradicts the declaration.
-        if self._row or self._rows or kind not in self._shapes or not issubclass(kind, msgspec.Struct):
-            return None
-        if kind not in self._encoders:
-            assert self.columns is not None
-            self._encoders[kind] = Encoder(kind, self.columns, self._never_null, self.provenance)
-        return self._encoders[kind].encode(raw, partial(self._rows_of, codec, raw))
-
-    def _rows_of(self, codec: Json[V_contra], raw: LazyRecords, which: slice) -> list[Row] | None:
-        """Rows that the compiled part leaves to Python; None where a whole record is needed."""
-        values: Any = raw.values[which]
-        decoded = list(map(codec.plain, values))
-        if not self.provenance:
-            return self.value_rows(decoded)
-        origins = map(self._where, raw[which])
-        return [(*row, *origin) for row, origin in zip(self._shaped(decoded), origins, strict=True)]
-
-    @property
-    def _never_null(self) -> Collection[str]:
-        """The columns without which there is no row."""
-        return ()
 
     def _where(self, record: AnyRecord) -> tuple[Any, ...]:
         if self._origin is not None:

@@ -28,8 +28,6 @@ from seekpoint.postgres.sqlstates import Fault, fault_of_error
 from seekpoint.sinks.column_types import Depths, types_locked
 from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.json_values import JsonValues
-from seekpoint.sinks.native.driver_checks import is_exact
-from seekpoint.sinks.native.encoder import EncodedRows
 
 
 def _formatter() -> Callable[..., Any] | None:
@@ -181,19 +179,6 @@ class _Copy:
         if not rows:
             return
         copy = self._copy or self._begin()
-        if not isinstance(rows, EncodedRows):
-            self._write(copy, rows)
-        elif not is_exact(rows, self._cursor, tuple(self._columns() or ()), self._depths or {}):
-            self._write(copy, rows.rows())
-        else:
-            for part in rows.parts:
-                if isinstance(part, list):
-                    self._write(copy, part)
-                else:
-                    copy.write(part[0])
-                    self._line += part[1]
-
-    def _write(self, copy: psycopg.Copy, rows: Sequence[Row]) -> None:
         left = iter(self._json.rows(rows))
         try:
             write_rows(copy, left)

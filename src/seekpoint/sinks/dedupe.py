@@ -18,7 +18,6 @@ from uuid import UUID
 
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row
-from seekpoint.sinks.native.encoder import EncodedRows
 
 
 class Deleted(tuple[Any, ...]):
@@ -29,7 +28,7 @@ class Deleted(tuple[Any, ...]):
 
 def has_deletes(rows: Sequence[Row]) -> bool:
     """Whether there is a tombstone among them."""
-    return not isinstance(rows, EncodedRows) and Deleted in set(map(type, rows))
+    return Deleted in set(map(type, rows))
 
 
 class Column(NamedTuple):

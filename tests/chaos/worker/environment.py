@@ -39,12 +39,10 @@ CREATE VIEW {ACCOUNTED} AS SELECT * FROM {TABLE} UNION ALL
 class Environment:
     """The servers and everything that lives as long as the run; use it in a ``with`` block.
 
-    ``folder`` has what the workers write to stderr; it is kept where the run fails. ``native`` is the compiled stage
-    that the workers use.
+    ``folder`` has what the workers write to stderr; it is kept where the run fails.
     """
 
-    def __init__(self, native: str | None = None) -> None:
-        self._native = native
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="seekpoint-chaos-"))
         self.log = EventLog()
         self._standbys = Standbys(WORKERS, self.folder)
@@ -100,7 +98,6 @@ class Environment:
             "topic": self.topic,
             "table": TABLE,
             "partitions": PARTITIONS,
-            "native": self._native,
             "kafka": {"bootstrap.servers": self.pair.kafka.bootstrap, "reconnect.backoff.max.ms": 300},
         }
         return WorkerPool(plan, what, self.pair.postgres.url, self._standbys, self.log)

@@ -18,8 +18,6 @@ class Report:
 
     seed: int
     kinds: tuple[str, ...]
-    native: str | None = None
-    compiled_chunks: int = 0
     small_transactions: int = 0
     servers: str = ""
     rounds: int = 0
@@ -46,10 +44,9 @@ class Report:
 
     @property
     def vacuous(self) -> list[str]:
-        """What never truly happened: kinds of faults, batches of two round trips, and the compiled stage."""
-        stage = [f"compiled {self.native}"] if self.native and not self.compiled_chunks else []
+        """What never truly happened: kinds of faults, and batches of two round trips."""
         small = [] if self.small_transactions else ["a transaction of two round trips"]
-        return [*small, *stage, *(kind for kind in self.kinds if not self.faults[kind])]
+        return [*small, *(kind for kind in self.kinds if not self.faults[kind])]
 
     @property
     def passed(self) -> bool:
@@ -66,8 +63,6 @@ class Report:
             "unknown_commits": log.totals["CommitUnknown"],
             "rebalances": log.totals["rebalances"],
             "records": self.records,
-            "native": self.native,
-            "compiled_chunks": self.compiled_chunks,
             "dead_lettered": log.totals["DeadLettered"],
             "lost": self.lost,
             "twice": self.twice,
@@ -101,7 +96,6 @@ class Report:
             f"{self.small_transactions:,} of them in two round trips",
             f"{said['fences']} fenced, {said['unknown_commits']} unknown COMMITs, {said['rebalances']} rebalances",
             f"{said['suspect_ranges']} suspect ranges, {said['careful_seconds']} s in small parts, of all partitions",
-            *([f"compiled {self.native}: {self.compiled_chunks:,} chunks"] if self.native else []),
             f"{self.snapshots:,} snapshots, worst recovery {said['worst_recovery_seconds']} s, {self.seconds:.0f} s",
         ]
         never = [f"FAILED: {kind} never truly happened, so this run proves nothing about it" for kind in self.vacuous]

@@ -122,13 +122,12 @@ def run(
     seed: int,
     *,
     kinds: Sequence[str] = KINDS,
-    native: str | None = None,
     report_path: Path,
     show: Callable[[str], None] = print,
 ) -> Report:
     """Play all rounds, or up to the first that fails; writes the report and returns it."""
-    report, began = Report(seed, tuple(kinds), native), monotonic()
-    with Environment(native) as environment:
+    report, began = Report(seed, tuple(kinds)), monotonic()
+    with Environment() as environment:
         report.servers = environment.pair.describe()
         show(f"chaos: seed {seed}, {rounds} rounds, {report.servers}")
         for round_ in deal(seed, rounds, kinds):
@@ -142,7 +141,7 @@ def run(
                 report.rounds = round_.number
             show(f"{round_.number:4}/{rounds}  {round_.pool!s:19} {monotonic() - started:5.1f} s  {outcome}")
     totals = environment.log.totals
-    report.seconds, report.compiled_chunks = monotonic() - began, totals["CompiledText"]
+    report.seconds = monotonic() - began
     report.small_transactions = totals["CommittedSmall"]
     if report.passed:
         shutil.rmtree(environment.folder)
@@ -162,7 +161,7 @@ def _failure(environment: Environment, round_: Round, error: Failed, rounds: int
         "the last events:",
         *(f"  {line}" for line in environment.log.tail(40)),
         f"all events of this round, and what workers wrote to stderr, are kept in {environment.folder}",
-        f"again: make chaos ROUNDS={rounds} SEED={report.seed}" + (f" NATIVE={report.native}" if report.native else ""),
+        f"again: make chaos ROUNDS={rounds} SEED={report.seed}",
     ]
 
 
@@ -173,7 +172,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--kinds", default=",".join(KINDS), help="only these, separated by commas")
     parser.add_argument("--report", type=Path, default=Path("chaos-report.json"))
-    parser.add_argument("--native", choices=["text"], help="with this compiled stage of seekpoint-native")
     parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
     given = parser.parse_args()
     kinds = tuple(given.kinds.split(","))
@@ -183,7 +181,7 @@ def main() -> None:
         for round_ in deal(given.seed, given.rounds, kinds):
             print(round_)
         return
-    report = run(given.rounds, given.seed, kinds=kinds, native=given.native, report_path=given.report)
+    report = run(given.rounds, given.seed, kinds=kinds, report_path=given.report)
     sys.exit(0 if report.passed else 1)
 
 

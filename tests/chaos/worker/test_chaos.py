@@ -109,13 +109,6 @@ def test_a_run_without_a_transaction_of_two_round_trips_fails() -> None:
     assert report.passed
 
 
-def test_a_run_without_the_compiled_stage_that_it_is_for_fails() -> None:
-    report = Report(SEED, (), "text", small_transactions=1)
-    assert report.vacuous == ["compiled text"]
-    report.compiled_chunks = 1
-    assert report.passed
-
-
 def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     path = tmp_path / "chaos-report.json"

@@ -317,7 +317,7 @@ def aimed(sink: TableSink, path: Path) -> TableSink:
     """A copy of a sink for another table, without what it has learned of columns and conflicts."""
     other = copy.copy(sink)
     other.path = path
-    other._shapes, other._encoders = {}, {}  # noqa: SLF001 -- made of the columns that the sink knows, which are its own
+    other._shapes = {}  # noqa: SLF001 -- made of the columns that the sink knows, which are its own
     if isinstance(other, Upsert):
         other.strategies, other._known = WriteStrategies(), None  # noqa: SLF001
     return other

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from sqlalchemy import Connection
 
-from seekpoint.codecs import Codec
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
-from seekpoint.records import AnyRecord, LazyRecords, Record
+from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.dedupe import Deleted, Target
-from seekpoint.sinks.native.encoder import EncodedRows
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 
 if TYPE_CHECKING:
@@ -139,14 +137,6 @@ class Upsert(TableSink[V_contra, K_contra]):
         if made is None or any(None in map(itemgetter(at), made) for _, at in self._needed):
             return None
         return made
-
-    def encoded_rows(self, codec: Codec[Any], raw: LazyRecords) -> EncodedRows | None:
-        """As for Append; None with provenance, too: each row takes part in the check of its offset."""
-        return None if self.provenance else super().encoded_rows(codec, raw)
-
-    @property
-    def _never_null(self) -> Collection[str]:
-        return [name for name, _ in self._needed]
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:

@@ -102,6 +102,7 @@ def words() -> tuple[Word, ...]:
     return (*prose, *names)
 
 
+@cache
 def identifiers() -> set[str]:
     """Every name in the package: as long as the code has it, pages may use it."""
     return {
@@ -133,20 +134,20 @@ def texts() -> Iterator[Text]:
 
 def of_source(file: str, source: str) -> Iterator[Text]:
     """Docstrings, comments, messages and names of tests."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     docstrings: set[ast.expr] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if ast.get_docstring(node, clean=False) is not None and isinstance(first, ast.Expr):
                 docstrings.add(first.value)
-            if node is not tree and getattr(node, "name", "").startswith("test_"):
-                yield Text(file, node.lineno, node.name.replace("_", " "))  # type: ignore[union-attr]
+            if not isinstance(node, ast.Module) and node.name.startswith("test_"):
+                yield Text(file, node.lineno, node.name.replace("_", " "))
     for node in docstrings:
         yield Text(file, node.lineno, node.value, is_docstring=True)  # type: ignore[attr-defined]
     yield from _comments(file, source)
     if not file.startswith(NO_MESSAGES):
-        yield from (Text(file, line, text) for line, text in _messages(tree, docstrings))
+        yield from (Text(file, line, text) for line, text in _messages(nodes, docstrings))
 
 
 def _comments(file: str, source: str) -> Iterator[Text]:
@@ -166,10 +167,10 @@ def _comments(file: str, source: str) -> Iterator[Text]:
         yield Text(file, end - len(block) + 1, "\n".join(block))
 
 
-def _messages(tree: ast.AST, docstrings: set[ast.expr]) -> Iterator[tuple[int, str]]:
+def _messages(nodes: list[ast.AST], docstrings: set[ast.expr]) -> Iterator[tuple[int, str]]:
     """Strings that are sentences: of two words and more, and no SQL. What an f-string fills in is left out."""
-    parts = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    parts = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:

@@ -21,6 +21,7 @@ from seekpoint.cli.app import app
 from seekpoint.cli.parent_link import GRACE, LEAVE
 from seekpoint.cli.supervisor import UNABLE
 from support.docs_pages import PAGES, ROOT, blocks, name_of, named, read, section
+from support.failures import for_each
 
 ROOT_COMMAND = get_command(app)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -66,7 +67,7 @@ def check(words: list[str]) -> str | None:
 SHOWN = [page for page in PAGES if commands_on(page)]
 
 
-@pytest.mark.parametrize("page", SHOWN, ids=name_of)
+@for_each(SHOWN, name_of)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
     wrong = []
     for line, words in commands_on(page):
@@ -90,7 +91,7 @@ def test_a_wrong_command_or_option_would_be_found() -> None:
     assert check(["--traceback", "status", "g", "--json"]) is None
 
 
-@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+@for_each(LEAVES, " ".join)
 def test_the_text_of_a_command_names_its_own_options(words: tuple[str, ...]) -> None:
     reference = named("docs/reference/cli.md")
     text = BLOCK.sub("", section(reference, f"`seekpoint {' '.join(words)}`"))
@@ -152,13 +153,13 @@ def commands_in(text: str) -> list[list[str]]:
     return [shlex.split(one.replace(",", " ")) for one in listed] + [shlex.split(one) for one in typed]
 
 
-@pytest.mark.parametrize("kind", FILES)
+@for_each(FILES)
 def test_a_file_is_the_one_on_the_page(kind: str) -> None:
     first = blocks(read(DEPLOY), kind)[0]
     assert FILES[kind].read_text(encoding="utf-8").strip() == first.text.strip()
 
 
-@pytest.mark.parametrize("kind", FILES)
+@for_each(FILES)
 def test_the_commands_of_a_file_exist(kind: str) -> None:
     found = commands_in(FILES[kind].read_text(encoding="utf-8"))
     assert found

@@ -6,9 +6,8 @@ import re
 from datetime import date
 from pathlib import Path
 
-import pytest
-
 from support.docs_pages import ROOT, name_of, read
+from support.failures import for_each
 
 FOLDER = ROOT / "docs" / "internals" / "decisions"
 RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
@@ -37,14 +36,14 @@ def test_numbers_have_no_gap() -> None:
     assert [record.name[:4] for record in RECORDS] == [f"{number:04}" for number in range(1, len(RECORDS) + 1)]
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record.name[:4]))
+@for_each(RECORDS, lambda record: record.name[:4])
 def test_a_record_has_all_fields_in_order(record: Path) -> None:
     found = fields(record)
     assert list(found) == FIELDS
     assert all(found.values()), f"empty: {[name for name, text in found.items() if not text]}"
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record.name[:4]))
+@for_each(RECORDS, lambda record: record.name[:4])
 def test_status_and_date_are_valid(record: Path) -> None:
     found = fields(record)
     assert date.fromisoformat(found["Date"]).isoformat() == found["Date"]

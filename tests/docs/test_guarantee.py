@@ -8,9 +8,8 @@ from functools import cache, reduce
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
-from support.docs_pages import ROOT, named, section
+from support.docs_pages import named, section
+from support.failures import for_each
 
 CONCEPT = named("docs/concepts/guarantee.md")
 CODE_AND_TESTS = named("docs/internals/guarantee-tests.md")
@@ -37,9 +36,10 @@ def attacks_on(invariant: str) -> list[str]:
 @cache
 def functions_of(path: str) -> dict[str, str]:
     """The source of each test function of a file, from its name on."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {node.name: ast.get_source_segment(text, node) or "" for node in found}
+    text = named(path)
+    lines, tree = text.splitlines(), ast.parse(text)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in functions}
 
 
 def text_of(test: str) -> str:
@@ -63,12 +63,12 @@ def test_the_concept_has_no_names_of_tests() -> None:
     assert not re.findall(r"tests/\w+|test_\w+", CONCEPT)
 
 
-@pytest.mark.parametrize("invariant", INVARIANTS)
+@for_each(INVARIANTS)
 def test_it_has_a_sentence(invariant: str) -> None:
     assert re.search(r"^\*[A-Z][^*]+\.\*$", part(CONCEPT, invariant), re.MULTILINE)
 
 
-@pytest.mark.parametrize("invariant", INVARIANTS)
+@for_each(INVARIANTS)
 def test_the_lines_that_hold_it_exist_and_cite_it(invariant: str) -> None:
     lines = lines_of(invariant)
     assert lines
@@ -82,7 +82,7 @@ def test_the_lines_that_hold_it_exist_and_cite_it(invariant: str) -> None:
     assert citing == set(lines), f"these files do not say {invariant}: {sorted(set(lines) - citing)}"
 
 
-@pytest.mark.parametrize("invariant", INVARIANTS)
+@for_each(INVARIANTS)
 def test_the_tests_that_attack_it_exist_and_cite_it(invariant: str) -> None:
     tests = attacks_on(invariant)
     assert len(tests) >= 2

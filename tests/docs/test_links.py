@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from support.docs_pages import PAGES, ROOT, anchors, blocks, links, name_of, read
+from support.failures import for_each
 
 LANGUAGES = {"python", "py", "sql", "console", "text", "ini", "yaml", "json"}
 ELSEWHERE = re.compile(r"^(https?|mailto):")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@for_each(PAGES, name_of)
 def test_every_internal_link_and_anchor_resolves(page: Path) -> None:
     broken = []
     for link in links(read(page)):
@@ -40,19 +39,19 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert not {name_of(page) for page in PAGES} - {name_of(page) for page in reached}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@for_each(PAGES, name_of)
 def test_every_block_says_what_it_is(page: Path) -> None:
     strange = [f"line {b.line}: {b.language or 'nothing'}" for b in blocks(read(page)) if b.language not in LANGUAGES]
     assert not strange, "\n".join(strange)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@for_each(PAGES, name_of)
 def test_fragments_that_cannot_run_are_python_all_the_same(page: Path) -> None:
     for block in blocks(read(page), "py"):
         compile(block.text, f"{name_of(page)}:{block.line}", "exec")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@for_each(PAGES, name_of)
 def test_a_page_knows_no_machine(page: Path) -> None:
     """No path of a user's home, no address of a private network or host."""
     text = read(page)

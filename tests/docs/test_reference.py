@@ -9,8 +9,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import seekpoint
 from public_modules import PUBLIC_MODULES
 from seekpoint import (
@@ -33,6 +31,7 @@ from seekpoint.postgres.engine import _KEEPALIVES
 from seekpoint.sinks import Append
 from seekpoint.worker.health import Health
 from support.docs_pages import ROOT, named, read, section
+from support.failures import for_each
 from support.public_kinds import ERRORS, EVENTS
 
 API, EVENTS_PAGE, CONFIGURATION, JOBS = (
@@ -62,7 +61,7 @@ def rows(text: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: str(kind.__name__))
+@for_each(EVENTS, lambda kind: kind.__name__)
 def test_every_event_is_in_the_reference_with_level_and_fields(kind: type[events.Event]) -> None:
     level, told, meaning = rows(EVENTS_PAGE)[kind.__name__]
     assert level == logging.getLevelName(kind.level)
@@ -74,7 +73,7 @@ def test_the_reference_has_no_event_that_does_not_exist() -> None:
     assert {name for name in rows(EVENTS_PAGE) if name[0].isupper()} == {kind.__name__ for kind in EVENTS}
 
 
-@pytest.mark.parametrize("name", seekpoint.__all__)
+@for_each(seekpoint.__all__)
 def test_every_public_name_is_in_the_reference(name: str) -> None:
     assert name in ticked(API) or f"## {name}\n" in API
 
@@ -85,7 +84,7 @@ def test_the_public_modules_are_in_the_reference() -> None:
     assert re.findall(r"`(\.[\w.]+)`", shown[0]) == [module.removeprefix("seekpoint") for module in PUBLIC_MODULES]
 
 
-@pytest.mark.parametrize("made", [Pipeline, Append, Worker, Ledger, Assignment], ids=lambda made: str(made.__name__))
+@for_each([Pipeline, Append, Worker, Ledger, Assignment], lambda made: made.__name__)
 def test_every_parameter_is_in_the_reference(made: Any) -> None:
     text = section(API, made.__name__)
     signature = re.search(rf"`{made.__name__}\((.*?)\)`", text, re.DOTALL)
@@ -97,7 +96,7 @@ def test_every_parameter_is_in_the_reference(made: Any) -> None:
         assert set(inspect.signature(made).parameters) <= ticked(text)
 
 
-@pytest.mark.parametrize("made", [Worker, Ledger, Assignment], ids=lambda made: str(made.__name__))
+@for_each([Worker, Ledger, Assignment], lambda made: made.__name__)
 def test_every_public_method_is_in_the_reference(made: type) -> None:
     public = {name for name, value in vars(made).items() if not name.startswith("_") and not inspect.isclass(value)}
     inner = (
@@ -115,7 +114,7 @@ def test_what_the_loop_reads_with_is_in_the_reference() -> None:
     assert shown[1].split(", ") == list(inspect.signature(Client.read).parameters)[1:]
 
 
-@pytest.mark.parametrize("name", ["reset_offset", "pause", "resume", "claim", "record_action"])
+@for_each(["reset_offset", "pause", "resume", "claim", "record_action"])
 def test_the_ledgers_methods_are_shown_with_their_parameters(name: str) -> None:
     shown = re.search(rf"`{name}\(([^`]*)\)`", section(API, "Ledger"))
     assert shown is not None
@@ -123,7 +122,7 @@ def test_the_ledgers_methods_are_shown_with_their_parameters(name: str) -> None:
     assert names == list(inspect.signature(getattr(Ledger, name)).parameters)[1:]
 
 
-@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: str(kind.__name__))
+@for_each(ERRORS, lambda kind: kind.__name__)
 def test_every_error_is_in_the_reference(kind: type[Exception]) -> None:
     assert kind.__name__ in rows(re.sub(r"`Poison\([^`]*\)`", "`Poison`", section(API, "Errors")))
 
@@ -142,20 +141,17 @@ def test_every_name_of_the_test_kit_is_in_the_reference() -> None:
     assert is_dataclass(testing.Processed)
 
 
-@pytest.mark.parametrize("module", [reload, export, batch, spark], ids=lambda module: str(module.__name__))
+@for_each([reload, export, batch, spark], lambda module: module.__name__)
 def test_every_name_of_a_job_is_in_the_reference(module: Any) -> None:
     shown = section(JOBS, module.__name__)
     assert {name for name in module.__all__ if not re.search(rf"`{name}\b", shown)} == set()
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        *[reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.BatchJob],
-        *[spark.read, spark.stored_ranges, spark.batch, spark.export, spark.SparkStager],
-    ],
-    ids=lambda made: f"{made.__module__}.{made.__name__}",
-)
+JOB_CLASSES = [reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.BatchJob]
+SPARK_NAMES: list[Any] = [spark.read, spark.stored_ranges, spark.batch, spark.export, spark.SparkStager]
+
+
+@for_each([*JOB_CLASSES, *SPARK_NAMES], lambda made: f"{made.__module__}.{made.__name__}")
 def test_every_parameter_of_a_job_is_in_the_reference(made: Any) -> None:
     shown = section(JOBS, face_of(made))
     given = re.search(rf"`{made.__name__}\(((?:[^()]|\([^()]*\))*)\)`", shown)
@@ -164,10 +160,7 @@ def test_every_parameter_of_a_job_is_in_the_reference(made: Any) -> None:
     assert [name for name in names if name != "*"] == list(inspect.signature(made).parameters)
 
 
-@pytest.mark.parametrize(
-    "made", [reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.BatchJob],
-    ids=lambda made: str(made.__name__),
-)  # fmt: skip
+@for_each(JOB_CLASSES, lambda made: made.__name__)
 def test_every_method_of_a_job_is_in_the_reference(made: type) -> None:
     inner = {"storage", "ledger"} if made is export.Archive else set()
     public = {name for name, value in vars(made).items() if not name.startswith("_") and not inspect.isclass(value)}
@@ -227,7 +220,7 @@ def test_the_architecture_page_names_modules_that_there_are() -> None:
     assert sorted(name for name in names if not any(f".{module}".endswith(f".{name}") for module in modules)) == []
 
 
-@pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: str(metric.name))
+@for_each(CATALOGUE, lambda metric: metric.name)
 def test_every_metric_is_in_the_reference(metric: Metric) -> None:
     kind, labels, sources, combine, meaning = rows(read(ROOT / "docs" / "reference" / "metrics.md"))[metric.name][:5]
     assert (kind, re.findall(r"`(\w+)`", labels)) == (metric.kind.value, list(metric.labels))

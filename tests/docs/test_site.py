@@ -12,6 +12,7 @@ import seekpoint
 from public_modules import PUBLIC_MODULES
 from sources import place_of, targets, write_sources
 from support.docs_pages import PAGES, name_of
+from support.failures import for_each
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def test_every_page_is_in_the_sidebar_once(folder: Path) -> None:
     assert len(pages) == len(set(pages))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@for_each(PAGES, name_of)
 def test_every_link_leads_to_a_file_of_the_site(page: Path, folder: Path) -> None:
     place = folder / place_of(page)
     paths = [target.partition("#")[0] for target in targets(place.read_text(encoding="utf-8"))]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-
-import pytest
+from functools import cache
 
 from support.docs_pages import ROOT, anchors, named, read
+from support.failures import for_each
 from support.public_kinds import ERRORS
 
 PAGE = named("docs/troubleshooting.md")
@@ -48,9 +48,9 @@ def name_of_call(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
 
-def printed(source: str) -> Iterator[str]:
+def printed(tree: ast.AST) -> Iterator[str]:
     """What this module raises with an error of ours, and what it gives as choices and remedies."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             if name_of_call(node) in set(CLASSES) - BY_CLASS_ALONE:
                 yield from (text for argument in node.args for text in fragments(argument))
@@ -67,9 +67,9 @@ def printed(source: str) -> Iterator[str]:
                 yield from (text for value in node.value.values for text in fragments(value))
 
 
-def reasons(source: str) -> Iterator[str]:
+def reasons(tree: ast.AST) -> Iterator[str]:
     """What a module of the jobs gives as reasons of a refusal: what it yields, and what is called so."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         values: list[ast.expr] = []
         if isinstance(node, ast.Yield):
             values = [node.value] if node.value is not None else []
@@ -82,16 +82,18 @@ def reasons(source: str) -> Iterator[str]:
         yield from (text for value in values for text in fragments(value) if "::" not in text)
 
 
+@cache
 def all_printed() -> dict[str, str]:
     """Each text, and the file that has it."""
     found = {}
     for path in sorted((ROOT / "src").rglob("*.py")):
-        texts = [*printed(read(path)), *(reasons(read(path)) if "jobs" in path.parts else ())]
+        tree = ast.parse(read(path))
+        texts = [*printed(tree), *(reasons(tree) if "jobs" in path.parts else ())]
         found.update({text: str(path.relative_to(ROOT)) for text in texts})
     return found
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@for_each(CLASSES)
 def test_every_error_has_its_entry(name: str) -> None:
     assert name.lower() in anchors(PAGE)
 
@@ -115,7 +117,5 @@ def test_what_is_printed_is_found_in_the_source() -> None:
         assert any(text.strip() in one for one in found), text
     assert any("row security may hide rows" in one for one in found)
     assert len(found) > 150
-    assert set(printed('raise OffsetLost(p, 1, f"the first left is {n}", choices=("go back to it",))')) == {
-        "the first left is",
-        "go back to it",
-    }
+    statement = ast.parse('raise OffsetLost(p, 1, f"the first left is {n}", choices=("go back to it",))')
+    assert set(printed(statement)) == {"the first left is", "go back to it"}

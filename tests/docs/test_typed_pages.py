@@ -26,6 +26,7 @@ import pytest
 import page
 from report import pairs
 from support.docs_pages import TYPED, blocks, named
+from support.failures import for_each
 from support.waiting import until
 
 SECONDS = 60.0  # for what takes a few
@@ -47,19 +48,19 @@ def test_the_first_screen_of_the_readme_has_the_promise_and_the_first_program() 
     assert "boundary is *this database*" in text[: text.index("\n## Compared")]
 
 
-@pytest.mark.parametrize(
-    ("peer", "question"),
-    [
-        ("hand-written loop", "loop"),
-        ("its offsets in Postgres", "bare"),
-        ("Kafka Connect", "connect insert"),
-        ("Flink", "flink xa"),
-    ],
-)
-def test_the_rates_of_the_readme_are_those_of_the_report(peer: str, question: str) -> None:
+QUESTIONS = {
+    "hand-written loop": "loop",
+    "its offsets in Postgres": "bare",
+    "Kafka Connect": "connect insert",
+    "Flink": "flink xa",
+}
+
+
+@for_each(QUESTIONS)
+def test_the_rates_of_the_readme_are_those_of_the_report(peer: str) -> None:
     (row,) = re.findall(rf"^\| [^|]*{peer}.*\| ([\d.]+) times \|$", named("README.md"), re.MULTILINE)
     rows = json.loads(page.COPY.read_text(encoding="utf-8"))["rows"]
-    assert float(row) == round(statistics.median(pairs(rows, ("append", None), (question, None))), 1)
+    assert float(row) == round(statistics.median(pairs(rows, ("append", None), (QUESTIONS[peer], None))), 1)
 
 
 def test_the_rates_below_the_table_of_the_readme_are_those_of_the_report() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 import words
 from support.docs_pages import name_of, named
+from support.failures import for_each
 from words import Text, Word, allowed, counted, of_source
 
 
@@ -33,38 +32,40 @@ def test_the_glossary_itself_uses_none() -> None:
     assert not [(word.name, line) for word in words.words() for line in word.found_in(text, text.prose, text.code)]
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("behind", "the search resumes behind the record"),
-        ("told", "the operator is told so"),
-        ("whoever", "Whoever took the run"),
-        ("goes on", "its partition goes\non"),
-        ("letter", "the first letter of its key"),
-        ("parked", "a parked partition"),
-        ("stands", "where the ledger stands"),
-        ("stands by", "it stands by for the run"),
-        ("rounds", "after a round of new records"),
-        ("E0", "staged up to E0"),
-    ],
-)
-def test_a_word_is_found(name: str, line: str) -> None:
+WORDS = {
+    "behind": "the search resumes behind the record",
+    "told": "the operator is told so",
+    "whoever": "Whoever took the run",
+    "goes on": "its partition goes\non",
+    "letter": "the first letter of its key",
+    "parked": "a parked partition",
+    "stands": "where the ledger stands",
+    "stands by": "it stands by for the run",
+    "rounds": "after a round of new records",
+    "E0": "staged up to E0",
+}
+
+
+@for_each(WORDS)
+def test_a_word_is_found(name: str) -> None:
+    line = WORDS[name]
     assert list(_word(name).found_in(Text("page.md", 1, line), line, "")) == [1]
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("behind", "the record is blocked behind its key; a worker behind a connection pooler; it lags behind"),
-        ("letter", "a dead letter; a dead-letter; dead\nletters"),
-        ("stands", "MSK stands for a service; the clock stands still; a standby server"),
-        ("told", "it tells them apart"),
-        ("rounds", "one round trip, all round trips, two rows around it"),
-        ("parked", "spark"),
-        ("turn", "it returns; which turns it off"),
-    ],
-)
-def test_ordinary_english_is_not(name: str, line: str) -> None:
+ORDINARY_ENGLISH = {
+    "behind": "the record is blocked behind its key; a worker behind a connection pooler; it lags behind",
+    "letter": "a dead letter; a dead-letter; dead\nletters",
+    "stands": "MSK stands for a service; the clock stands still; a standby server",
+    "told": "it tells them apart",
+    "rounds": "one round trip, all round trips, two rows around it",
+    "parked": "spark",
+    "turn": "it returns; which turns it off",
+}
+
+
+@for_each(ORDINARY_ENGLISH)
+def test_ordinary_english_is_not(name: str) -> None:
+    line = ORDINARY_ENGLISH[name]
     assert not list(_word(name).found_in(Text("page.md", 1, line), line, ""))
 
 

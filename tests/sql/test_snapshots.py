@@ -31,6 +31,7 @@ from seekpoint.ledger.sql import reload_run as reload
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from seekpoint.worker.replay import replay_one as admin
+from support.failures import for_each
 from support.round_trips import overheard
 
 FOLDER = Path(__file__).parent
@@ -79,7 +80,7 @@ def snapshot(name: str) -> Path:
     return FOLDER / f"{name.lower()}.sql"
 
 
-@pytest.mark.parametrize("name", sorted(STATEMENTS))
+@for_each(sorted(STATEMENTS))
 def test_statement_is_its_snapshot(name: str) -> None:
     """I1, I2, I3 hang on these texts: none changes unseen."""
     if REWRITE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +26,9 @@ class Block(NamedTuple):
     line: int
 
 
+@cache
 def read(page: Path) -> str:
-    """The page's text."""
+    """The text of a page or of a module, read once in a process."""
     return page.read_text(encoding="utf-8")
 
 
@@ -51,6 +53,7 @@ def prose(text: str) -> str:
     return _COMMENT.sub("", _FENCE.sub("", text))
 
 
+@cache
 def anchors(text: str) -> set[str]:
     """What ``#…`` may point to: each heading's slug, as GitHub makes it."""
     found: set[str] = set()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from typer.main import get_command
 
 from seekpoint.cli.app import app, joined
+from support.failures import for_each
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
@@ -19,10 +19,13 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
         yield " ".join(path), command.help or ""
 
 
-@pytest.mark.parametrize(("command", "said"), list(commands(get_command(app))))
-def test_no_line_ends_within_a_paragraph(command: str, said: str) -> None:
-    assert said
-    assert "\n" not in said.replace("\n\n", "")
+HELP = dict(commands(get_command(app)))
+
+
+@for_each(HELP)
+def test_no_line_ends_within_a_paragraph(command: str) -> None:
+    assert HELP[command]
+    assert "\n" not in HELP[command].replace("\n\n", "")
 
 
 def test_items_and_indented_lines_stay_lines() -> None:

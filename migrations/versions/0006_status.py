@@ -144,7 +144,7 @@ def _worker() -> list[sa.schema.SchemaItem]:
         sa.Column("library", sa.Text, nullable=False, comment="version of Seekpoint"),
         _time("started_at"),
         _time("seen_at"),
-        sa.Column("state", sa.Text, nullable=False, comment="running, trouble or ended"),
+        sa.Column("state", sa.Text, nullable=False, comment="running, paused, trouble or ended"),
         sa.PrimaryKeyConstraint("owner", name=op.f("worker_pkey")),
     ]
 

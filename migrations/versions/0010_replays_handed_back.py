@@ -1,7 +1,7 @@
 """What is left of a request for a replay that its worker has handed back: another worker continues there.
 
-And the view of groups reads the workers once, not once for each group: those that ended are kept for a day. Additive:
-no row is rewritten.
+And the view of groups reads the workers once, not once for each group: those that ended are kept for a day. A worker's
+row says what its trouble is. Additive: no row is rewritten.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ def upgrade() -> None:
         op.add_column(
             "replay_request", sa.Column("remaining", postgresql.ARRAY(sa.BigInteger), comment=comment), schema=schema
         )
+        comment = "what is wrong, or why it waits"
+        op.add_column("worker", sa.Column("trouble", sa.Text, comment=comment), schema=schema)
         run_in_schema(schema, _NOW)
 
 
 def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
         run_in_schema(schema, _BEFORE)
+        op.drop_column("worker", "trouble", schema=schema)
         op.drop_column("replay_request", "remaining", schema=schema)

@@ -543,6 +543,7 @@ def test_status(applied: Place) -> None:
         "headroom",
         "headroom_seconds",
         "sampled_at",
+        "is_sampled",
     }  # of the worker's, if it wrote one
     assert {name: value for name, value in line.items() if name not in sample} == {
         "group": applied.group,
@@ -553,6 +554,7 @@ def test_status(applied: Place) -> None:
         "owner": None,
         "host": None,
         "pid": None,
+        "worker": None,
         "dead_letters": 0,
         "retry": None,
         "stop": None,

@@ -19,7 +19,7 @@ def test_a_worker_without_partitions_writes_its_row_as_seldom_as_others_and_at_i
 ) -> None:
     """It looks each second until then, so that the first claim is seen soon."""
     written = SimpleQueue[str]()
-    tables = SimpleNamespace(seen=written.put, prune=lambda _: None)
+    tables = SimpleNamespace(seen=lambda state, _: written.put(state), prune=lambda _: None)
     monkeypatch.setattr(status_writer, "StatusTables", lambda *_: tables)
     ledger: Any = SimpleNamespace(limits=Limits(lag_check=10, sample_positions=0))
     ledger.apart = lambda: ledger

@@ -89,12 +89,12 @@ class Admin:
         """
         with self.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
             tx = SchemaConnection(connection, self.schema)
-            groups = read(tx, names or names_of_all(tx))
+            groups, rows = read(tx, names or names_of_all(tx))
             if unknown := sorted({*names} - {group.name for group in groups}):
                 known = ", ".join(names_of_all(tx))
                 have = f"it knows {known}" if known else "no worker has claimed anything yet"
                 raise ConfigError(f"the ledger in schema {self.schema!r} has no group {unknown[0]!r}; {have}")
-        return ask_brokers(groups, self.kafka, KAFKA_TIMEOUT) if self.kafka else (groups, [])
+        return ask_brokers(groups, rows, self.kafka, KAFKA_TIMEOUT) if self.kafka else (groups, [])
 
     def samples(
         self, group: str, partitions: Collection[Partition], since: timedelta

@@ -46,7 +46,7 @@ def diagnose(
             return Diagnosis(shown(engine.url), schema, tuple(found))
         tx = SchemaConnection(connection, schema)
         clusters = {row.name: row.cluster_id for row in tx.execute(sql.GROUPS) if row.forgotten is None}
-        groups = status.read(tx, list(clusters))
+        groups, _ = status.read(tx, list(clusters))
     found += check_groups.group_findings(groups)
     if settings:
         found += check_groups.kafka_findings(groups, clusters, settings, timeout)

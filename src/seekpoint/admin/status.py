@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row
 
+from seekpoint.admin.lag import ask_logs, lag_of
 from seekpoint.errors import KafkaUnavailable, StandbyRequired
 from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.kafka.members import Member, rebalancing
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.schema_connection import SchemaConnection
@@ -20,6 +21,9 @@ from seekpoint.ledger.sql import status as sql
 from seekpoint.records import Partition
 
 SAMPLE_LIMIT = timedelta(minutes=3)  # as the view ``lag`` has it
+
+LagRows = Mapping[tuple[str, Partition], Row[Any]]
+"""Rows of the view ``lag``, by group and partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Pause:
 class WorkerStatus:
     """A worker process, as it was seen last. One inside a long handler is not seen, and works.
 
-    ``is_live``: it has not ended, and was seen in the last minute.
+    ``is_live``: it has not ended, and was seen in the last minute. ``state`` is running, paused, trouble (``trouble``
+    says which), ended, or gone: it was not seen for a minute, and has not ended.
     """
 
     owner: UUID
@@ -47,14 +52,16 @@ class WorkerStatus:
     seen_at: datetime
     state: str
     is_live: bool
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """One partition. ``end`` and ``lag`` (records) are the brokers' answer, or else of a sample of the last minutes.
 
-    ``lag`` is None, too, where the position is past ``end``. ``lag_seconds``, ``headroom`` (records from the log's
-    start to the position) and ``headroom_seconds`` are of the sample alone; None: not known.
+    ``lag`` is None, too, where the position is past ``end``. ``lag_seconds`` is how old the next record is,
+    ``headroom`` the records from the log's start to the position; None: not known. ``is_sampled``: these numbers are
+    as of ``sampled_at``, as no broker was asked, or none has answered.
     """
 
     position: Position
@@ -68,6 +75,13 @@ class PartitionStatus:
     pid: int | None
     dead_letters: int
     sample_age: timedelta | None = None
+    is_sampled: bool = False
+    owned: bool = False
+
+    @property
+    def age(self) -> timedelta | None:
+        """How old the sample is that lag and headroom are of; None where they are of now, or not known."""
+        return self.sample_age if self.is_sampled else None
 
     @property
     def is_past_end(self) -> bool:
@@ -77,7 +91,10 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """One group: its partitions and workers. ``reload`` is an open one that workers of a newer version wait for."""
+    """One group: its partitions and workers. ``reload`` is an open one that workers of a newer version wait for.
+
+    ``rebalance`` says that Kafka gives partitions to no member at the moment, and for whom it waits.
+    """
 
     name: str
     version: int
@@ -85,6 +102,7 @@ class GroupStatus:
     partitions: tuple[PartitionStatus, ...]
     workers: tuple[WorkerStatus, ...]
     reload: StandbyRequired | None
+    rebalance: str | None = None
 
     @property
     def live_workers(self) -> tuple[WorkerStatus, ...]:
@@ -147,8 +165,8 @@ def names_of_all(tx: SchemaConnection) -> list[str]:
     return [row.name for row in tx.execute(sql.GROUPS) if row.forgotten is None]
 
 
-def read(tx: SchemaConnection, names: Collection[str]) -> list[GroupStatus]:
-    """These groups, with the lag of their samples, all as of one moment. Raises GroupForgotten."""
+def read(tx: SchemaConnection, names: Collection[str]) -> tuple[list[GroupStatus], LagRows]:
+    """These groups with the lag of their samples, and its rows, all as of one moment. Raises GroupForgotten."""
     wanted = [row for row in tx.execute(sql.GROUPS) if row.name in names]
     for row in wanted:
         refuse_forgotten(row)
@@ -157,7 +175,7 @@ def read(tx: SchemaConnection, names: Collection[str]) -> list[GroupStatus]:
     partitions = _by_group(asked, tx.execute(sql.POSITIONS, names=asked))
     workers = _by_group(asked, tx.execute(sql.WORKERS, names=asked))
     runs = tx.execute(sql.OPEN_RUNS).all()
-    return [
+    groups = [
         GroupStatus(
             row.name,
             row.version,
@@ -168,6 +186,7 @@ def read(tx: SchemaConnection, names: Collection[str]) -> list[GroupStatus]:
         )
         for row in wanted
     ]
+    return groups, {(name, Partition(topic, number)): row for (name, topic, number), row in logs.items()}
 
 
 def _by_group(names: Collection[str], rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
@@ -181,24 +200,16 @@ def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
     at = position(row)
     if log is None:  # stored since the lag was read
         return PartitionStatus(at, None, None, None, None, None, None, None, None, 0)
-    return PartitionStatus(
-        at,
-        None if log.lag_records is None else log.log_end,
-        log.lag_records,
-        log.lag_seconds,
-        log.headroom_records,
-        log.headroom_seconds,
-        log.sampled_at,
-        log.host,
-        log.pid,
-        log.dead_letters,
-        log.sample_age,
-    )
+    who = (log.sampled_at, log.host, log.pid, log.dead_letters, log.sample_age)
+    lag = lag_of(log, {})
+    numbers = (lag.end, lag.lag, lag.lag_seconds, lag.headroom, lag.headroom_seconds)
+    return PartitionStatus(at, *numbers, *who, lag.is_sampled, owned=log.owned)
 
 
 def _worker(row: Row[Any]) -> WorkerStatus:
     who = (row.owner, row.host, row.pid, row.client_id, row.version, row.library)
-    return WorkerStatus(*who, row.started_at, row.seen_at, row.state, row.is_live)
+    state = row.state if row.is_live or row.state == "ended" else "gone"
+    return WorkerStatus(*who, row.started_at, row.seen_at, state, row.is_live, row.trouble)
 
 
 def _standby(run: Row[Any], group: Row[Any]) -> StandbyRequired | None:
@@ -218,45 +229,57 @@ class BrokersAway(str):
 
 
 def ask_brokers(
-    groups: Sequence[GroupStatus], settings: Mapping[str, Any], timeout: float
+    groups: Sequence[GroupStatus], rows: LagRows, settings: Mapping[str, Any], timeout: float
 ) -> tuple[list[GroupStatus], list[str]]:
-    """The groups with the logs' ends as the brokers answer now, of topics that are still the ones that were read.
+    """The groups with the logs as the brokers answer now, of topics that are still the ones that were read.
 
     And what is wrong with the others. Where no broker answers, they are as they were; so is a partition whose leader is
     away.
     """
     positions = [at.position for group in groups for at in group.partitions]
+    stored = {(group.name, at.position.partition): at.position.topic_id for group in groups for at in group.partitions}
     try:
         identity = Identity(settings, timeout)
         identity.cluster_id()  # brokers that do not answer are reported first
-        ids = identity.ask({at.partition.topic for at in positions}).known()
-        same = {at.partition for at in positions if ids[at.partition.topic] == at.topic_id}
-        watermarks = Watermarks(identity, committed=settings.get("isolation.level") != "read_uncommitted")
-        ends = watermarks.ends(sorted(same), skip=True)
+        ids, logs = ask_logs(identity, stored, settings)
     except KafkaUnavailable as error:
         return list(groups), [BrokersAway(f"{error}; lag is as of the last sample")]
-    doubts = {}
+    doubts: dict[str | Partition, str] = {}
     for at in positions:
         topic, now = at.partition.topic, ids[at.partition.topic]
         if now is None:
             doubts[topic] = f"topic {topic!r} does not exist on these brokers"
         elif now != at.topic_id:
             doubts[topic] = f"topic {topic!r} is not the one that was read: it was created again, or lives elsewhere"
-    silent = [
-        f"no broker answers for the log of {at}; its lag is as of the last sample" for at in sorted(same - ends.keys())
+    silent = sorted({partition for _, partition in stored.keys() - logs.keys()})
+    doubts |= {at: f"no broker answers for the log of {at}; its lag is as of the last sample" for at in silent}
+
+    def answered(group: str, at: PartitionStatus) -> PartitionStatus:
+        key = group, at.position.partition
+        return replace(at, **asdict(lag_of(rows[key], logs))) if key in rows else at
+
+    rebalances = rebalancing(identity, [group.name for group in groups])
+    found = [
+        replace(
+            group,
+            partitions=tuple(answered(group.name, at) for at in group.partitions),
+            rebalance=_rebalance(group, rebalances.get(group.name)),
+        )
+        for group in groups
     ]
+    return found, list(doubts.values())
 
-    def answered(at: PartitionStatus) -> PartitionStatus:
-        where: Partition = at.position.partition
-        if ids[where.topic] != at.position.topic_id:
-            return replace(at, end=None, lag=None)
-        if where not in ends:
-            return at
-        end = ends[where].offset
-        return replace(at, end=end, lag=None if at.position.next_offset > end else end - at.position.next_offset)
 
-    found = [replace(group, partitions=tuple(map(answered, group.partitions))) for group in groups]
-    return found, [*doubts.values(), *silent]
+def _rebalance(group: GroupStatus, waiting: Sequence[Member] | None) -> str | None:
+    """A sentence about a rebalance that takes place, with the members that Kafka counts."""
+    if waiting is None:
+        return None
+    members = ", ".join(f"{member.client_id} on {member.host}" for member in waiting) or "no member"
+    return (
+        f"{group.name}: Kafka rebalances the group, and no worker gets partitions before each of its "
+        f"{len(waiting)} members has answered or its session has ended ({members}); {len(group.live_workers)} workers "
+        "were seen in the last minute: a member that was killed counts until its session.timeout.ms has passed"
+    )
 
 
 def _failures(at: PartitionStatus, max_lag: int | None, max_age: timedelta | None) -> list[str]:
@@ -276,6 +299,11 @@ def _failures(at: PartitionStatus, max_lag: int | None, max_age: timedelta | Non
             )
         elif at.lag_seconds is None and at.lag is not None:
             found.append(f"{where}: how old its next record is, is not known")
+    elif max_age is not None and at.age is not None and not at.owned and at.age > max_age:
+        found.append(
+            f"{where}: how old its next record is, is not known: its last sample is {at.age.total_seconds():,.0f} s "
+            "old, and its worker is gone; name the brokers with --kafka"
+        )
     return found
 
 

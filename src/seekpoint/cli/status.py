@@ -81,12 +81,12 @@ def status(
 ) -> None:
     """Show groups: positions, ends of logs, lag in records and in time, retention headroom, dead letters, workers.
 
-    Below, who paused the group and why; what each stopped partition stopped for, with the choices; a line for each
-    partition that waits in front of a record that failed: why, and when it is tried again; and for a reload that
-    workers of a newer handler version wait for. Without brokers (--kafka, --kafka-config), or where none answers, end
-    and lag are of the workers' samples, and empty where the last one is older than three minutes. Reads only; workers
-    are not disturbed. Exits with 1 where a partition is stopped, or past the end of its log, and where a topic is gone,
-    was created again or has no broker's answer; with 3 where none answers at all (--check: by the samples).
+    Below, who paused the group and why; what each stopped partition stopped for, with the choices; which partitions
+    wait for a record that failed, and until when; workers' troubles, and what they wait for (a rebalance, a reload).
+    Without brokers (--kafka, --kafka-config), or where none answers, end, lag and headroom are of the workers' samples,
+    "as of" says how old these are, and they are empty after three minutes. Reads only. Exits with 1
+    where a partition is stopped, or past the end of its log, and where a topic is gone, was created again or has no
+    broker's answer; with 3 where none answers at all (--check: by the samples).
     """
     if not check and (max_lag is not None or max_age is not None):
         typer.echo("error: --max-lag and --max-age are limits of --check", err=True)
@@ -198,10 +198,12 @@ class Line:
             "headroom": at.headroom,
             "headroom_seconds": at.headroom_seconds,
             "sampled_at": at.sampled_at,
+            "is_sampled": at.is_sampled,
             "epoch": stored.epoch,
             "owner": None if stored.owner is None else str(stored.owner),
             "host": at.host,
             "pid": at.pid,
+            "worker": None if self.worker is None else {"state": self.worker.state, "trouble": self.worker.trouble},
             "committed_at": stored.committed_at,
             "dead_letters": at.dead_letters,
             "retry": None if retry is None else retry.as_dict(),
@@ -214,6 +216,12 @@ class Line:
             else {"run": run.run, "state": run.state, "version": run.version, "driver": run.driver},
             "paused": None if group.pause is None else {"by": group.pause.by, "reason": group.pause.reason},
         }
+
+    @property
+    def worker(self) -> WorkerStatus | None:
+        """The one that owns the partition; None where none does, or its row is gone."""
+        owner = self.at.position.owner
+        return next((worker for worker in self.group.workers if worker.owner == owner), None)
 
     @property
     def problems(self) -> list[str]:
@@ -250,10 +258,15 @@ class Line:
 
 def _print_group(group: GroupStatus, lines: Sequence[Line]) -> None:
     columns = ("topic", "partition", "next", "end", "lag", "dead letters", "epoch", "owner", "committed at")
-    print_table(group.name, (*columns, "lag time", "headroom"), map(_row, lines), numeric=NUMERIC)
+    print_table(group.name, (*columns, "lag time", "headroom", "as of"), map(_row, lines), numeric=NUMERIC)
     if group.workers:
         heads = ("worker", "host", "pid", "client", "version", "library", "state", "started at", "seen at")
         print_table(None, heads, map(_worker, group.workers), numeric=NUMERIC)
+    for worker in group.workers:
+        if worker.state == "trouble" and worker.trouble is not None:
+            typer.echo(_plain(f"worker {worker.owner.hex[:8]} is in trouble: {worker.trouble}"))
+    if group.rebalance is not None:
+        typer.echo(plain(group.rebalance))
     if (pause := group.pause) is not None:
         typer.echo(plain(f"{group.name} is paused by {pause.by or 'unknown'}: {pause.reason or 'no reason given'}"))
     for line in lines:
@@ -271,7 +284,9 @@ def _row(line: Line) -> Sequence[object]:
     counts = (at.end, at.lag, at.dead_letters, stored.epoch)
     owner = "" if stored.owner is None else stored.owner.hex[:8]
     first = (stored.partition.topic, stored.partition.number, stored.next_offset)
-    return (*first, *counts, owner, moment(stored.committed_at), lag_time, headroom)
+    as_of = "now" if at.age is None else f"{lasting(at.age.total_seconds())} ago"
+    as_of = "" if at.lag is None and at.headroom is None else as_of
+    return (*first, *counts, owner, moment(stored.committed_at), lag_time, headroom, as_of)
 
 
 def _worker(at: WorkerStatus) -> Sequence[object]:

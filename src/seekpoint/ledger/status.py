@@ -35,8 +35,8 @@ class StatusTables:
     def __init__(self, ledger: Ledger, process: WorkerProcess) -> None:
         self._ledger, self._process, self._owner = ledger, process, ledger.owner
 
-    def seen(self, state: str) -> None:
-        """The worker runs, and is in this state."""
+    def seen(self, state: str, trouble: str | None = None) -> None:
+        """The worker runs, and is in this state; ``trouble`` says what is wrong, or why it waits."""
         with self._begin() as tx:
             tx.execute(
                 sql.WORKER_SEEN,
@@ -47,6 +47,7 @@ class StatusTables:
                 its_version=self._ledger.version,
                 its_library=self._process.library,
                 its_state=state,
+                its_trouble=None if trouble is None else storable(trouble),
             )
 
     def sample(self, logs: Mapping[Partition, tuple[int, int]]) -> None:

@@ -369,7 +369,8 @@ worker = Table(
     Column("library", Text, nullable=False, comment="version of Seekpoint"),
     _now("started_at"),
     _now("seen_at"),
-    Column("state", Text, nullable=False, comment="running, trouble or ended"),
+    Column("state", Text, nullable=False, comment="running, paused, trouble or ended"),
+    Column("trouble", Text, comment="what is wrong, or why it waits"),
 )
 
 # Where a position and its log were: each minute for a day, each hour for a month.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import URL, Engine, Row
 from sqlalchemy.exc import SQLAlchemyError
 
+from seekpoint.admin.lag import Lag, Logs, ask_logs, lag_of
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import status as sql
 from seekpoint.ledger.sql.partition_offset import APPLICATION
@@ -27,8 +27,6 @@ logger = logging.getLogger("seekpoint.metrics")
 # Seconds; Prometheus waits ten for a scrape. The brokers are asked three times.
 TIMEOUT = 5.0  # for each statement
 KAFKA_TIMEOUT = 2.0
-
-Logs = Mapping[Partition, tuple[int, int]]
 
 
 class LedgerGauges:
@@ -83,47 +81,32 @@ class LedgerGauges:
             samples.add(of.RELOAD_SILENT, row.silent, row.id, row.state)
         error, logs = self._ask_brokers(ids)
         for row in partitions:
-            _add_partition(samples, row, logs.get((row.consumer_group, Partition(row.topic, row.partition))))
+            _add_partition(samples, row, lag_of(row, logs))
         if self._kafka:
             samples.add(of.KAFKA_UP, error is None)
         self._note(error, "the brokers do not answer; lag is of the workers' samples")
 
-    def _ask_brokers(
-        self, ids: Iterable[Row[Any]]
-    ) -> tuple[Exception | None, dict[tuple[str, Partition], tuple[int, int]]]:
-        """The logs of the partitions whose topics are still the ones that were read."""
-        rows = list(ids)
+    def _ask_brokers(self, rows: Sequence[Row[Any]]) -> tuple[Exception | None, Logs]:
+        """The logs of these partitions; none where no broker answers, with the error."""
         if not rows:
             return None, {}
+        ids = {(row.consumer_group, Partition(row.topic, row.partition)): row.topic_id for row in rows}
         try:
             if self._identity is None:
                 self._identity = Identity(self._kafka, KAFKA_TIMEOUT)
-            now = self._identity.ask({row.topic for row in rows}).result()
-            same = [row for row in rows if now[row.topic] == row.topic_id]
-            committed = self._kafka.get("isolation.level") != "read_uncommitted"
-            logs: Logs = Watermarks(self._identity, committed=committed).logs(
-                sorted({Partition(row.topic, row.partition) for row in same})
-            )
+            _, logs = ask_logs(self._identity, ids, self._kafka)
         except KafkaUnavailable as error:
             return error, {}
-        found = ((row.consumer_group, Partition(row.topic, row.partition)) for row in same)
-        return None, {key: logs[key[1]] for key in found if key[1] in logs}
+        return None, logs
 
 
-def _add_partition(samples: Samples, row: Row[Any], log: tuple[int, int] | None) -> None:
+def _add_partition(samples: Samples, row: Row[Any], lag: Lag) -> None:
     group, at = row.consumer_group, Partition(row.topic, row.partition)
-    lag, seconds = row.lag_records, row.lag_seconds
-    headroom, headroom_seconds = row.headroom_records, row.headroom_seconds
-    if log is not None:
-        start, end = log
-        lag = end - row.next_offset if row.next_offset <= end else None  # past the end: not known
-        seconds = _lag_seconds(row, end)
-        headroom, headroom_seconds = row.next_offset - start, _headroom_seconds(row, start)
     samples.add_at(of.NEXT_OFFSET, row.next_offset, group, at)
-    samples.add_at(of.LAG, lag, group, at)
-    samples.add_at(of.LAG_SECONDS, seconds, group, at)
-    samples.add_at(of.HEADROOM, headroom, group, at)
-    samples.add_at(of.HEADROOM_SECONDS, headroom_seconds, group, at)
+    samples.add_at(of.LAG, lag.lag, group, at)
+    samples.add_at(of.LAG_SECONDS, lag.lag_seconds, group, at)
+    samples.add_at(of.HEADROOM, lag.headroom, group, at)
+    samples.add_at(of.HEADROOM_SECONDS, lag.headroom_seconds, group, at)
     samples.add_at(of.SAMPLE_AGE, None if row.sample_age is None else row.sample_age.total_seconds(), group, at)
     samples.add_at(of.OWNED, row.owned, group, at)
     samples.add_at(of.DEAD_LETTERS_OPEN, row.dead_letters, group, at)
@@ -131,28 +114,3 @@ def _add_partition(samples: Samples, row: Row[Any], log: tuple[int, int] | None)
         samples.add_at(of.STOPPED, 1, group, at, row.stop_kind)
     if row.committed_at is not None:
         samples.add_at(of.LAST_COMMIT, row.committed_at.timestamp(), group, at)
-
-
-def _lag_seconds(row: Row[Any], end: int) -> float | None:
-    """How old the next record is, as the view has it, with the log's end of now as the newest sample.
-
-    Where samples are old, the record may have come any time since: then it is taken to have come as early as it can.
-    """
-    if row.next_offset >= end:
-        return 0 if row.next_offset == end else None
-    came = row.next_record_at
-    if came is None and row.reached_at is not None:
-        share = (row.next_offset - row.reached_end) / (end - row.reached_end)
-        came = row.reached_at + (row.now - row.reached_at) * share
-    came = row.record_time if came is None else came
-    return None if came is None else float(max((row.now - came).total_seconds(), 0))
-
-
-def _headroom_seconds(row: Row[Any], start: int) -> float | None:
-    """In how long the log's start reaches the position, as fast as it has moved since a stored sample."""
-    headroom = row.next_offset - start
-    if headroom < 0:
-        return 0
-    if row.past_log_start is None or start <= row.past_log_start:
-        return None
-    return float(headroom * (row.now - row.log_start_since).total_seconds() / (start - row.past_log_start))

@@ -32,7 +32,7 @@ BROKERS_AWAY = 30.0  # seconds for which brokers that did not answer are not ask
 DIAGNOSED = 30.0  # seconds for which a diagnosis is shown
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 HIDDEN = ("key", "value", "headers", "error", "traceback", "replay_error", "replay_traceback")
-TEXTS = frozenset({"message", "attempt_error", "error"})  # of errors: they may quote a record
+TEXTS = frozenset({"message", "attempt_error", "error", "trouble"})  # of errors: they may quote a record
 
 
 class Pages:
@@ -217,6 +217,7 @@ def _totals(group: GroupStatus) -> dict[str, Any]:
         "headroom_seconds": total(lambda at: at.headroom_seconds, min),
         "dead_letters": sum(at.dead_letters for at in group.partitions),
         "stopped": sum(at.position.stop is not None for at in group.partitions),
+        "age": max((at.age for at in group.partitions if at.age is not None), default=None),
     }
 
 

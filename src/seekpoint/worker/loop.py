@@ -53,13 +53,7 @@ CLOSE = 10.0  # seconds for the client to leave the group
 AWAY = 1.0  # seconds for that where Kafka has not answered the last commit: the client would wait for it
 LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up
 UNKNOWN = (0.2, 0.4, 0.8)  # seconds between the questions for a topic that is unknown at the start
-_IN_TROUBLE = {
-    events.KafkaTrouble: True,
-    events.DatabaseTrouble: True,
-    events.CodecTrouble: True,
-    events.Paused: True,
-    events.Recovered: False,
-}
+_TROUBLES = (events.KafkaTrouble, events.DatabaseTrouble, events.CodecTrouble, events.Paused)
 REPEAT = 10.0  # seconds until the client's same error is announced again
 
 
@@ -88,7 +82,7 @@ class Loop:
         self._config = consumer_config(kafka, group=pipeline.group)
         self._partitions = partitions
         self._stopwatch = stopwatch or Stopwatch()
-        self._in_trouble = False
+        self._trouble: events.Event | None = None
         self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
         self._lag_at = 0.0
         self._took = 0.0  # seconds of the last batch: as long, single-record attempts may take before others are read
@@ -234,7 +228,7 @@ class Loop:
                     raise
                 trouble, reason = events.DatabaseTrouble(error=error), one_line(getattr(error, "orig", None) or error)
             else:
-                if self._in_trouble:
+                if self._trouble is not None:
                     self._announce(events.Recovered())
                 return not self._stopping.is_set()
             if not is_delayed:
@@ -396,7 +390,12 @@ class Loop:
 
     def _show_status(self) -> None:
         if self._status.is_due(now := monotonic()):
-            self._status.show("trouble" if self._in_trouble else "running", self._assignment.with_known_log, now)
+            state, reason = "running", None
+            if self._trouble is not None:
+                state = "paused" if isinstance(self._trouble, events.Paused) else "trouble"
+                fields = self._trouble.as_fields()
+                reason = fields.get("reason") or fields["error"]
+            self._status.show(state, self._assignment.with_known_log, now, reason)
 
     def _replay_some(self) -> bool:
         """Replay a part of what was requested; whether there is more of it."""
@@ -428,16 +427,17 @@ class Loop:
 
     def _watch(self, event: events.Event) -> None:
         """Note a trouble, so that its end is announced here."""
-        self._in_trouble = _IN_TROUBLE.get(type(event), self._in_trouble)
+        if isinstance(event, (*_TROUBLES, events.Recovered)):
+            self._trouble = None if isinstance(event, events.Recovered) else event
 
     def _recovered(self) -> None:
         """Announce that a trouble has ended: everything is claimed, and the brokers answer, also for an idle topic."""
-        if self._in_trouble and not self._assignment.is_claiming:
+        if self._trouble is not None and not self._assignment.is_claiming:
             self._assignment.identity.cluster_id()  # KafkaUnavailable: it is not over
             if self._ask_codec is not None:
                 self._ask_codec()  # CodecUnavailable: nor is this, and no transaction is opened to find it out
                 self._ask_codec = None
-            self._in_trouble = False
+            self._trouble = None
             self._announced_at.clear()
             self._waits = Backoff().waits()
             self._announce(events.Recovered())

@@ -33,6 +33,7 @@ class _Status:
 
     state: str
     partitions: Collection[Partition] = ()
+    trouble: str | None = None
 
 
 class StatusWriter:
@@ -75,7 +76,7 @@ class StatusWriter:
         """Whether it is time for :meth:`show`: each ``Limits.lag_check`` seconds."""
         return now >= self._show_at
 
-    def show(self, state: str, partitions: Collection[Partition], now: float) -> None:
+    def show(self, state: str, partitions: Collection[Partition], now: float, trouble: str | None = None) -> None:
         """Store how the worker is. ``partitions`` are those that it has claimed, and whose topics it knows."""
         is_first_claim = bool(partitions) and not self._has_claimed
         self._has_claimed = self._has_claimed or is_first_claim
@@ -85,7 +86,7 @@ class StatusWriter:
             error, self._error = self._error, None
             if is_first_claim or now >= self._write_at:
                 self._write_at = now + self._every
-                self._next = _Status(state, partitions)
+                self._next = _Status(state, partitions, trouble)
                 self._changed.notify()
         if error is not None:
             self._announce(events.StatusNotStored(error=error))
@@ -132,7 +133,7 @@ class StatusWriter:
             return status, self._has_ended
 
     def _write(self, status: _Status) -> None:
-        self._tables.seen(status.state)
+        self._tables.seen(status.state, status.trouble)
         claimed = {p.topic for p in status.partitions}
         if new := {topic: one for topic, one in self._declared.items() if topic in claimed}:
             self._tables.declare(new)

@@ -66,9 +66,11 @@ _seen = postgresql.insert(worker).values(
     version=bindparam("its_version", type_=Integer),
     library=bindparam("its_library", type_=Text),
     state=bindparam("its_state", type_=Text),
+    trouble=bindparam("its_trouble", type_=Text),
 )
 WORKER_SEEN = _seen.on_conflict_do_update(
-    index_elements=[worker.c.owner], set_={"seen_at": _now, "state": _seen.excluded.state}
+    index_elements=[worker.c.owner],
+    set_={"seen_at": _now, "state": _seen.excluded.state, "trouble": _seen.excluded.trouble},
 )
 _unseen = (
     select(worker.c.owner)
@@ -144,11 +146,10 @@ POSITIONS = (
     .where(offset.consumer_group == _among)
     .order_by(offset.consumer_group, offset.topic, offset.partition)
 )
-LAG_OF_ALL = select(lag, func.statement_timestamp(type_=DateTime(timezone=True)).label("now")).order_by(
-    lag.c.consumer_group, lag.c.topic, lag.c.partition
-)
+_lag_now = select(lag, func.statement_timestamp(type_=DateTime(timezone=True)).label("now"))
+LAG_OF_ALL = _lag_now.order_by(lag.c.consumer_group, lag.c.topic, lag.c.partition)
 TOPIC_IDS = select(offset.consumer_group, offset.topic, offset.partition, offset.topic_id)
-LAG = select(lag).where(lag.c.consumer_group == _among)
+LAG = _lag_now.where(lag.c.consumer_group == _among)
 # As the view group_status counts them; of display alone, as a worker in a long handler is not seen.
 IS_LIVE = and_(
     worker.c.state != literal_column("'ended'"), worker.c.seen_at > _now - cast(literal_column("'1 minute'"), Interval)

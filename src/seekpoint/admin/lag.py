@@ -1,0 +1,95 @@
+"""Lag and headroom of a partition, in records and in time: one calculation for status, console and exporter.
+
+They are of its log as the brokers answer now, or else of its worker's sample of the last minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.records import Partition
+
+Log = tuple[int, int]
+Logs = Mapping[tuple[str, Partition], Log | None]
+"""First and end offset by group and partition, as the brokers answer now; None: the topic is another one now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """A partition's lag and headroom; None: not known. ``is_sampled``: as of the worker's last sample, not of now.
+
+    ``lag`` is None where the position is past ``end``, too. ``lag_seconds`` is how old the next record is.
+    """
+
+    end: int | None = None
+    lag: int | None = None
+    lag_seconds: float | None = None
+    headroom: int | None = None
+    headroom_seconds: float | None = None
+    is_sampled: bool = False
+
+
+def lag_of(row: Row[Any], logs: Logs) -> Lag:
+    """The lag of a row of the view ``lag``: of the brokers' answer, or of the sample where there is none."""
+    key = row.consumer_group, Partition(row.topic, row.partition)
+    if key not in logs:
+        is_fresh = row.lag_records is not None
+        end, is_sampled = row.log_end if is_fresh else None, is_fresh or row.headroom_records is not None
+        headroom = row.headroom_records, row.headroom_seconds
+        return Lag(end, row.lag_records, row.lag_seconds, *headroom, is_sampled=is_sampled)
+    if (log := logs[key]) is None:
+        return Lag()
+    start, end = log
+    lag = end - row.next_offset if row.next_offset <= end else None
+    return Lag(end, lag, _lag_seconds(row, end), row.next_offset - start, _headroom_seconds(row, start))
+
+
+def ask_logs(
+    identity: Identity, topic_ids: Mapping[tuple[str, Partition], UUID], settings: Mapping[str, Any]
+) -> tuple[dict[str, UUID | None], Logs]:
+    """The topics' ids now, and the logs of these partitions, without those that no broker answers for.
+
+    ``topic_ids`` are the stored ones; ``settings`` is librdkafka's configuration, whose ``isolation.level`` says where
+    a log ends. Raises KafkaUnavailable.
+    """
+    ids = identity.ask({partition.topic for _, partition in topic_ids}).known()
+    same = {partition for (_, partition), topic_id in topic_ids.items() if ids[partition.topic] == topic_id}
+    committed = settings.get("isolation.level") != "read_uncommitted"
+    logs = Watermarks(identity, committed=committed).logs(sorted(same))
+    return ids, {
+        (group, partition): logs[partition] if ids[partition.topic] == topic_id else None
+        for (group, partition), topic_id in topic_ids.items()
+        if ids[partition.topic] != topic_id or partition in logs
+    }
+
+
+def _lag_seconds(row: Row[Any], end: int) -> float | None:
+    """How old the next record is, as the view has it, with the log's end of now as the newest sample.
+
+    Where samples are old, the record may have come any time since: then it is taken to have come as early as it can.
+    """
+    if row.next_offset >= end:
+        return 0 if row.next_offset == end else None
+    came = row.next_record_at
+    if came is None and row.reached_at is not None:
+        share = (row.next_offset - row.reached_end) / (end - row.reached_end)
+        came = row.reached_at + (row.now - row.reached_at) * share
+    came = row.record_time if came is None else came
+    return None if came is None else float(max((row.now - came).total_seconds(), 0))
+
+
+def _headroom_seconds(row: Row[Any], start: int) -> float | None:
+    """In how long the log's start reaches the position, as fast as it has moved since a stored sample."""
+    headroom = row.next_offset - start
+    if headroom < 0:
+        return 0
+    if row.past_log_start is None or start <= row.past_log_start:
+        return None
+    return float(headroom * (row.now - row.log_start_since).total_seconds() / (start - row.past_log_start))

@@ -1,0 +1,128 @@
+"""What operators are shown after a group's only worker was killed: of the brokers, or with the sample's age."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from seekpoint import Batch, Limits, events
+from seekpoint.admin import Admin
+from seekpoint.metrics import LedgerGauges, Samples, catalogue
+from seekpoint.web import Access, Right, create_app
+from support.browser import LOCAL, Browser
+from support.command import seekpoint
+from support.kafka_postgres import PROTOCOLS, Scene
+
+
+def admin_of(scene: Scene, *, brokers: bool = True) -> Admin:
+    kafka = {"bootstrap.servers": scene.broker, "log_level": 0} if brokers else None
+    return Admin(scene.engine, kafka, schema=scene.schema)
+
+
+def status(scene: Scene, *words: str, exits: int = 0, brokers: bool = True) -> Any:
+    where = ["--database-url", scene.dsn, "--schema", scene.schema]
+    asked = ["--kafka", f"bootstrap.servers={scene.broker}"] if brokers else []
+    return seekpoint("status", scene.group, *where, *asked, *words, exits=exits)
+
+
+@pytest.fixture
+def killed(scene: Scene) -> str:
+    """The topic of a worker that was killed two minutes ago, after which three records have come."""
+    name, _ = scene.log(10)
+    process = scene.worker_process(name, kafka=PROTOCOLS["eager"])
+    scene.wait_for_position(name, 10)
+    scene.wait(lambda: [row.lag_records for row in scene.sql("SELECT * FROM {schema}.lag")] == [0])
+    process.kill()
+    scene.produce(name, 3)
+    scene.sql(
+        "UPDATE {schema}.position_sample SET at = at - interval '2 minutes'",
+        "UPDATE {schema}.worker SET seen_at = seen_at - interval '2 minutes'",
+    )
+    return name
+
+
+def test_after_a_kill_each_tool_has_the_same_lag_in_time(scene: Scene, killed: str) -> None:
+    """Console, status, its check and the exporter: the view alone says 0, and the records have come since."""
+    samples = Samples()
+    LedgerGauges(scene.engine, schema=scene.schema, kafka={"bootstrap.servers": scene.broker}).add_to(samples)
+    exported = samples.of(catalogue.LAG_SECONDS)[(scene.group, killed, "0")]
+    assert exported == pytest.approx(120, abs=30)
+    [line] = json.loads(status(scene, "--json").stdout)
+    assert (line["lag"], line["headroom"], line["is_sampled"]) == (3, 10, False)
+    assert line["lag_seconds"] == pytest.approx(exported, abs=30)
+    assert " s old, over 30 s" in status(scene, "--check", "--max-age", "30s", exits=1).stdout
+    browser = Browser(create_app(admin_of(scene), access=lambda _: Access("ada", Right.READ)), base_url=LOCAL)
+    group = browser.get("/api/group", params={"group": scene.group}).json()["data"]["group"]
+    assert group["partitions"][0]["lag_seconds"] == pytest.approx(exported, abs=30)
+    assert "caught up" not in browser.get("/group", params={"group": scene.group}).text
+
+
+def test_without_brokers_a_number_shows_its_age_and_a_check_does_not_trust_it(scene: Scene, killed: str) -> None:
+    [group], _ = admin_of(scene, brokers=False).status([scene.group])
+    [at] = group.partitions
+    assert (at.lag, at.is_sampled) == (0, True)
+    assert at.age is not None
+    assert at.age > timedelta(minutes=2)
+    shown = status(scene, brokers=False).stdout
+    assert " 2 min " in shown
+    assert " ago" in shown
+    said = status(scene, "--check", "--max-age", "30s", exits=1, brokers=False).stdout
+    assert f"{killed}/0: how old its next record is, is not known: its last sample is 1" in said
+    assert status(scene, "--check", "--max-age", "10m", brokers=False).stdout == ""
+    browser = Browser(
+        create_app(admin_of(scene, brokers=False), access=lambda _: Access("a", Right.READ)), base_url=LOCAL
+    )
+    assert "0, 2 min ago" in browser.get("/group", params={"group": scene.group}).text
+
+
+def test_a_killed_worker_is_gone_after_a_minute_and_a_paused_one_is_paused(scene: Scene, killed: str) -> None:
+    [group], _ = admin_of(scene).status([scene.group])
+    assert [worker.state for worker in group.workers] == ["gone"]
+    admin = admin_of(scene)
+    admin.apply(admin.plan_pause(scene.group), reason="a migration")
+    run = scene.worker(killed, limits=Limits(lag_check=0.1), kafka=PROTOCOLS["eager"])
+    scene.wait(lambda: "paused" in {worker.state for worker in admin.status([scene.group])[0][0].workers})
+    [paused] = [worker for worker in admin.status([scene.group])[0][0].workers if worker.state == "paused"]
+    assert "a migration" in str(paused.trouble)
+    admin.apply(admin.plan_resume(scene.group), reason="done")
+    scene.wait_for_position(killed, 13)
+    run.stop()
+
+
+def test_trouble_is_stored_with_its_text(scene: Scene) -> None:
+    """A handler raises what passes by itself."""
+    name, _ = scene.log(3)
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        tx.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no space yet' USING ERRCODE = '53100'; END $$")
+
+    run = scene.worker(scene.pipeline(name, handle=handle), limits=Limits(lag_check=0.1))
+    run.seen.wait_for(events.DatabaseTrouble, lambda event: event.wait > 0)
+    scene.wait(lambda: "trouble" in {row.state for row in scene.sql("SELECT state FROM {schema}.worker")})
+    [worker] = admin_of(scene, brokers=False).status([scene.group])[0][0].workers
+    assert "no space yet" in str(worker.trouble)
+    assert f"worker {worker.owner.hex[:8]} is in trouble: " in status(scene, brokers=False).stdout
+    run.stop()
+
+
+def test_a_rebalance_that_waits_for_a_member_is_shown(scene: Scene) -> None:
+    """A worker that stands still answers no rebalance: the next one waits until its session has ended."""
+    name, _ = scene.log(10, 2)
+    eager = {**PROTOCOLS["eager"], "session.timeout.ms": 45_000, "max.poll.interval.ms": 60_000}
+    process = scene.worker_process(name, kafka=eager)
+    scene.wait_for_position(name, 10)
+    process.freeze()
+    run = scene.worker(name, kafka={**eager, "client.id": "the-next"})
+    admin = admin_of(scene)
+    scene.wait(lambda: admin.status([scene.group])[0][0].rebalance is not None)
+    said = str(admin.status([scene.group])[0][0].rebalance)
+    assert f"{scene.group}: Kafka rebalances the group" in said
+    assert said in " ".join(status(scene).stdout.split())
+    process.thaw()
+    run.ready()
+    scene.wait(lambda: admin.status([scene.group])[0][0].rebalance is None)
+    run.stop()

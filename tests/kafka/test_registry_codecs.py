@@ -36,7 +36,7 @@ class Order(msgspec.Struct):
     uid: UUID
 
 
-FIELDS = [
+FIELDS: list[dict[str, Any]] = [
     {"name": "id", "type": "long"},
     {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}},
     {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
@@ -129,6 +129,23 @@ def test_avro_becomes_typed_rows(stand: Stand) -> None:
     assert stand.rows() == [(n, Decimal("12.30"), AT, UID) for n in range(701)]
     asked = [path.split("?")[0].split("/")[2] for path in registry.asked if path.startswith("/schemas")]
     assert asked == ["ids", "guids"]
+
+
+def test_defaults_of_the_readers_schema_are_stored_as_values(stand: Stand, group: str) -> None:
+    """Records from before three fields were added, and one that has them; the added uid is on fixed(16)."""
+    name, registry = stand.topic, stand.registry
+    uid = {"type": "fixed", "name": "Uid", "size": 16, "logicalType": "uuid"}
+    added = zip(FIELDS[1:3], ("1", 1_000_000), strict=True)
+    fields = [FIELDS[0], *({**field, "default": default} for field, default in added)]
+    fields.append({"name": "uid", "type": uid, "default": "\x00" * 15 + "\x09"})
+    whole = {"type": "record", "name": "Order", "namespace": "shop", "fields": fields}
+    stand.send(json.dumps({**whole, "fields": FIELDS[:1]}), *({"id": n} for n in range(3)))
+    stand.send(json.dumps(whole), {**order(3), "uid": UID.bytes})
+    codec = Avro(Order, registry=registry.url, schema=json.dumps(whole))
+    run = stand.work(Pipeline(group, topics=name, value=codec, sinks=[Append(f"{stand.schema}.orders")]))
+    run.finish(name, 4)
+    default = (Decimal("0.49"), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), UUID(int=9))
+    assert stand.rows() == [*((n, *default) for n in range(3)), (3, Decimal("12.30"), AT, UID)]
 
 
 def test_keys_and_messages_reach_a_handler(stand: Stand, group: str) -> None:

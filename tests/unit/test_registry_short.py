@@ -274,18 +274,37 @@ def test_where_there_is_no_short_way_the_long_one_is_used() -> None:
         assert frames(b"\0\0\0\0\1" + payload, raw(b"", topic="t"), "value") == payload
 
 
-def test_schemas_that_refer_to_others_go_the_long_way(client: SchemaRegistryClient) -> None:
-    client.register_schema("item", Schema('{"type": "record", "name": "Item", "fields": []}', "AVRO"))
-    whole = Schema(
-        '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "Item"}, {"name": "n", "type": "int"}]}',
-        "AVRO",
-        [SchemaReference("Item", "item", 1)],
-    )
-    serialize, codec = AvroSerializer(client, whole), Avro(registry=lambda: client)
-    for n in range(3):
-        data = serialized(serialize, {"a": {}, "n": n})
-        assert codec.decode(raw(data, topic="t")) == {"a": {}, "n": n}
-    assert not shortened(codec)
+def test_a_value_that_only_the_short_way_refuses_is_refused() -> None:
+    """The long way's value would be another one: a number instead of a time."""
+
+    def short(data: bytes, begin: int) -> Any:
+        raise OverflowError("no time")
+
+    frames = Frames(lambda data, record, field: 5, lambda data: 5, lambda frame, data, value: short)
+    for _ in range(2):
+        with pytest.raises(OverflowError, match="no time"):
+            frames(b"\0\0\0\0\1x", raw(b"", topic="t"), "value")
+
+
+def test_schemas_that_refer_to_others_are_read_the_short_way(client: SchemaRegistryClient) -> None:
+    """A reference that two others share, too, and a union of references alone."""
+    client.register_schema("day", Schema('{"type": "fixed", "name": "shop.Day", "size": 2}', "AVRO"))
+    day = SchemaReference("shop.Day", "day", 1)
+    for name in ("Item", "Gift"):
+        refers = {"type": "record", "name": f"shop.{name}", "fields": [{"name": "day", "type": "shop.Day"}]}
+        client.register_schema(name, Schema(json.dumps(refers), "AVRO", [day]))
+    both = [SchemaReference("shop.Item", "Item", 1), SchemaReference("shop.Gift", "Gift", 1)]
+    fields = [{"name": "a", "type": "shop.Item"}, {"name": "b", "type": ["null", "shop.Gift"]}]
+    record = json.dumps({"type": "record", "name": "R", "fields": fields})
+    for n, (schema, value) in enumerate(
+        [(record, {"a": {"day": b"ab"}, "b": {"day": b"cd"}}), ('["shop.Item", "shop.Gift"]', {"day": b"ef"})]
+    ):
+        serialize = AvroSerializer(client, Schema(schema, "AVRO", both))
+        codec: Any = Avro(registry=lambda: client)
+        data = serialized(serialize, value, SerializationContext(f"t{n}", MessageField.VALUE))
+        for _ in range(3):
+            assert codec.decode(raw(data, topic=f"t{n}")) == value
+        assert shortened(codec)
 
 
 def test_schemas_with_rules_and_options_that_ask_more_go_the_long_way(client: SchemaRegistryClient) -> None:

@@ -20,7 +20,6 @@ from seekpoint.codecs.wire_format import (
     Frames,
     Short,
     avro_frame,
-    avro_reader,
     is_plain,
     protobuf_frame,
     schema_id,
@@ -44,6 +43,7 @@ class _OfAvro(TypedDict):
 
     registry: Registry
     schema: NotRequired[str | None]
+    record_name: NotRequired[str | None]
     options: NotRequired[Mapping[str, Any]]
 
 
@@ -149,8 +149,11 @@ class Avro(_Registered[V_co]):
     them, or a client; it is called at the first record. ``type`` is a msgspec Struct, dataclass, TypedDict or builtin
     type. ``schema`` is the reader's schema (JSON): what was written with another one is resolved to it, as Avro
     defines; without one, values have the shape they were written with. ``options`` go to ``AvroDeserializer``.
+    With ``record_name="type"`` the dict of the whole record, and of each record that was one of several in a union, has
+    its full name as ``"type"``, by which msgspec chooses among tagged Structs.
 
-    decimal is ``Decimal``, timestamps are aware and in UTC, local timestamps naive; date, time and uuid are Python's.
+    decimal is ``Decimal``, timestamps are aware and in UTC, local timestamps naive, both cut to microseconds; date,
+    time and uuid are Python's. Defaults of the reader's schema are converted in the same way.
     With ``tombstones=True`` a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
 
     A record that is not in the wire format, has a schema that the registry does not know, or does not fit the type is a
@@ -171,12 +174,13 @@ class Avro(_Registered[V_co]):
         *,
         registry: Registry,
         schema: str | None = None,
+        record_name: str | None = None,
         tombstones: bool = False,
         options: Mapping[str, Any] = NOTHING,
     ) -> None:
         check(registry)
         super().__init__(registry, type, tombstones, options)
-        self.schema = schema
+        self.schema, self.record_name = schema, record_name
 
     def __repr__(self) -> str:
         return self._show(None if self.type is None else getattr(self.type, "__name__", str(self.type)))
@@ -184,16 +188,20 @@ class Avro(_Registered[V_co]):
     def _open(self) -> Decode:
         from confluent_kafka.schema_registry.avro import AvroDeserializer  # noqa: PLC0415 -- see the module
 
+        from seekpoint.codecs.avro_reader import AvroReader  # noqa: PLC0415 -- it needs the extra
+
         assert self.registry is not None
-        client: Any = connect(self.registry)
-        long = _with_context(AvroDeserializer(client, self.schema, conf=self._settings()))
+        client = connect(self.registry)
+        confluents: Any = client
+        long = _with_context(AvroDeserializer(confluents, self.schema, conf=self._settings()))
+        reader = AvroReader(client, self.schema, self.record_name, self._is_short)
 
-        def shorten(frame: bytes, data: bytes, value: Any) -> Short | None:
-            schema = client.written_with(schema_id(frame))
-            short = avro_reader(schema, self.schema) if is_plain(schema) and self._is_short else None
-            return short if short is not None and repr(short(data, len(frame))) == repr(value) else None
+        def checked(data: bytes, record: RawRecord, field: str) -> Any:
+            value = long(data, record, field)
+            reader.check_latest()
+            return value
 
-        return Frames(long, avro_frame, shorten)
+        return Frames(checked, avro_frame, reader.shorten)
 
 
 class Protobuf(_Registered[V_co]):

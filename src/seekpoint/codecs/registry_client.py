@@ -88,6 +88,7 @@ class Asked:
     def __init__(self, client: Any, where: str, secrets: tuple[str, ...]) -> None:
         self._client, self._where, self._secrets = client, where, secrets
         self._schemas: dict[int | str, Any] = {}  # by id and by GUID; None: it differs between subjects
+        self.latest: list[Any] = []  # subjects' latest schemas that were asked for, each once
 
     def written_with(self, known: int | str) -> Any:
         """The schema of this id or GUID; None where it is not known, or differs between subjects."""
@@ -108,6 +109,8 @@ class Asked:
             found = call(*args, **options)
             if name in {"get_schema", "get_schema_by_guid"} and self._schemas.setdefault(args[0], found) != found:
                 self._schemas[args[0]] = None
+            if name.startswith("get_latest") and found.schema not in self.latest:
+                self.latest.append(found.schema)
             return found
         except SchemaRegistryError as error:
             classified = self._classified(name, args, error)

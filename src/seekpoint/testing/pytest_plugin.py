@@ -2,8 +2,9 @@
 
 - ``seekpoint_dsn``: the URL of a Postgres, for SQLAlchemy (``postgresql+psycopg://…``).
 - ``seekpoint_broker``: the ``bootstrap.servers`` of a Kafka broker.
-- ``seekpoint_schema``: the name of a schema that is this test's alone (it does not exist yet).
-- ``seekpoint_engine``: an engine, with the ledger's tables built in that schema, dropped after the test.
+- ``seekpoint_schema``: the name of a schema that only this test uses now.
+- ``seekpoint_engine``: an engine, with the ledger's tables in that schema, without rows. After the test the schema is
+  emptied, and whatever the test made in it is dropped: the tables are made once for each process of the run.
 
 Each server is started when a test first asks for it, once for the run, whatever number of pytest-xdist's workers
 share it; servers that are given (``SEEKPOINT_TEST_DSN``, ``SEEKPOINT_TEST_BROKERS``) are used instead. Where a
@@ -18,15 +19,14 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, inspect, text
-from sqlalchemy.schema import DropSchema
+from sqlalchemy import Engine, create_engine, make_url
 
-from seekpoint import schema
+from seekpoint.testing.ledger_schema import LedgerSchema
 from seekpoint.testing.servers import kafka, postgres
 from seekpoint.testing.servers.jars import to_stderr
 from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
@@ -191,41 +191,26 @@ def seekpoint_broker(pytestconfig: pytest.Config) -> str:
     return _address(pytestconfig, "kafka")
 
 
-@pytest.fixture
-def seekpoint_schema() -> str:
-    """The name of a schema that no other test uses."""
-    return f"seekpoint_{secrets.token_hex(6)}"
-
-
-_ANY_SCHEMA = "ANY SCHEMA"  # a name that must be quoted, so that each of its places in the script can be
-
-
-@cache
-def _script() -> str:
-    return schema.sql(schema=_ANY_SCHEMA)
-
-
-def _create_tables(engine: Engine, name: str) -> None:
-    """Build the ledger's tables. For a new schema this is one script: a test's setup takes a fifth of the time."""
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        exists, driver = inspect(connection).has_schema(name), connection.connection.driver_connection
-        if not exists:
-            assert driver is not None
-            driver.execute(_script().replace(f'"{_ANY_SCHEMA}"', connection.dialect.identifier_preparer.quote(name)))
-    if exists:
-        schema.upgrade(engine, schema=name)
+@pytest.fixture(scope="session")
+def _ledger_schema() -> Iterator[LedgerSchema]:
+    ledger_schema = LedgerSchema()
+    yield ledger_schema
+    ledger_schema.close()
 
 
 @pytest.fixture
-def seekpoint_engine(seekpoint_dsn: str, seekpoint_schema: str) -> Iterator[Engine]:
-    """An engine of a real Postgres with the ledger's tables in ``seekpoint_schema``, dropped afterwards."""
+def seekpoint_schema(_ledger_schema: LedgerSchema) -> str:
+    """The name of a schema that only this test uses now: what it leaves there is removed after it."""
+    return _ledger_schema.name
+
+
+@pytest.fixture
+def seekpoint_engine(seekpoint_dsn: str, _ledger_schema: LedgerSchema) -> Iterator[Engine]:
+    """An engine of a real Postgres with the ledger's tables, without rows, in ``seekpoint_schema``."""
     engine = create_engine(seekpoint_dsn)
+    _ledger_schema.prepare(make_url(seekpoint_dsn).set(drivername="postgresql").render_as_string(hide_password=False))
     try:
-        _create_tables(engine, seekpoint_schema)
         yield engine
-        with engine.begin() as tx:
-            # A transaction that the test left open is a mistake to hear about, not to wait for.
-            tx.execute(text("SET LOCAL lock_timeout = '10s'"))
-            tx.execute(DropSchema(seekpoint_schema, cascade=True, if_exists=True))
+        _ledger_schema.empty()
     finally:
         engine.dispose()

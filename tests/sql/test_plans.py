@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection, Engine, Row, text
+from sqlalchemy import Connection, Row, text
 
 from seekpoint.ledger import Expected, Ledger, Move, wait
 from seekpoint.ledger.dead_letters import DeadLetters
@@ -16,6 +16,7 @@ from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import dead_letters as deadletters
 from seekpoint.ledger.sql import partition_offset as statements
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
+from support.failures import for_each
 from support.plans import (
     Filled,
     Plan,
@@ -122,30 +123,28 @@ def assert_by_key_alone(plan: Plan, name: str) -> None:
     assert (found == []) == (name == "CLAIM"), plan
 
 
-def skip_unless_known(name: str, engine: Engine) -> None:
-    with engine.connect() as connection:
-        server = connection.dialect.server_version_info or (0,)
-    if name.endswith("_17") and server < (17,):
-        pytest.skip("transaction_timeout came with Postgres 17")
+def is_known(name: str, tx: Connection) -> bool:
+    """Whether the server has what the statement sets: transaction_timeout came with Postgres 17."""
+    return not name.endswith("_17") or (tx.dialect.server_version_info or (0,)) >= (17,)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_are_found_by_the_primary_key(crowd: Filled, name: str, count: int) -> None:
+@for_each([(name, count) for name in NAMES for count in COUNTS])
+def test_rows_are_found_by_the_primary_key(case: tuple[str, int], crowd: Filled) -> None:
     """I2, I3: the fence costs a lookup per partition, for 6 of 10,000 rows and for 1,000 of them."""
-    skip_unless_known(name, crowd.engine)
+    name, count = case
     with crowd.engine.connect() as tx:
-        plan = plan_of(tx, crowd.schema, STATEMENTS[name], parameters(ours(tx, crowd, count)))
+        if is_known(name, tx):
+            plan = plan_of(tx, crowd.schema, STATEMENTS[name], parameters(ours(tx, crowd, count)))
+            assert_by_key_alone(plan, name)
         tx.rollback()
-    assert_by_key_alone(plan, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_prepared_statement_is_planned_the_same(crowd: Filled, name: str) -> None:
+@for_each(NAMES)
+def test_the_prepared_statement_is_planned_the_same(name: str, crowd: Filled) -> None:
     """I2, I3: psycopg prepares what is repeated; the plan that no longer sees the values is by the key as well."""
-    skip_unless_known(name, crowd.engine)
     with crowd.engine.connect() as tx:
-        assert_by_key_alone(prepared_plan(tx, crowd.schema, STATEMENTS[name]), name)
+        if is_known(name, tx):
+            assert_by_key_alone(prepared_plan(tx, crowd.schema, STATEMENTS[name]), name)
 
 
 def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Filled) -> None:
@@ -222,8 +221,8 @@ def assert_dead_letters_by_an_index(plan: Plan) -> None:
     assert found <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}, plan
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_dead_letters_are_found_by_an_index(pile: Filled, name: str) -> None:
+@for_each(ASKED)
+def test_dead_letters_are_found_by_an_index(name: str, pile: Filled) -> None:
     """I1, I4: the cost of a query of a batch or a replay grows with its result, not with the table."""
     with pile.engine.connect() as tx:
         plan = plan_of(tx, pile.schema, STATEMENTS[name], {"group": "g", **ASKED[name]})
@@ -241,8 +240,8 @@ def test_the_first_of_a_key_is_found_by_the_key(pile: Filled) -> None:
     assert {node["Index Name"] for node in scans(plan, "dead_letter")} == {"dead_letter_key_idx"}
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_a_prepared_statement_finds_dead_letters_by_an_index_too(pile: Filled, name: str) -> None:
+@for_each(ASKED)
+def test_a_prepared_statement_finds_dead_letters_by_an_index_too(name: str, pile: Filled) -> None:
     """I1, I4: psycopg prepares what is repeated; the partial indexes fit without the values, too."""
     with pile.engine.connect() as tx:
         assert_dead_letters_by_an_index(prepared_plan(tx, pile.schema, STATEMENTS[name]))

@@ -266,7 +266,6 @@ GOALS = (
         processors=None,
     ),
     _lock("merge, 1 % changed,", 0.2, "merge, 1 % changed, any keys", _LOCK),
-    _lock("generation, all changed,", 0.05, "generation"),
     _lock("swap, all changed,", 0.05, "swap"),
 )
 ASKED = {

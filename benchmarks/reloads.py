@@ -21,7 +21,7 @@ import rebuild
 from demo.reload.show import Timed
 from peers import kinds
 from rebuild import KAFKA
-from seekpoint.jobs.reload import Generations, LocalStager, Reload
+from seekpoint.jobs.reload import LocalStager, Reload
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from setting import DSN, RECORDS
@@ -44,12 +44,9 @@ def fill(percent: int) -> None:
         connection.execute("CHECKPOINT")
 
 
-def drop(engine: Engine) -> None:
-    """Whatever it is by now."""
+def drop() -> None:
+    """Drop the table, where there is one."""
     with psycopg.connect(DSN, autocommit=True) as connection:
-        found = connection.execute("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", [KIND.name]).fetchone()
-        if found is not None and found[0] == "v":
-            Generations(engine, schema=DEFAULT_SCHEMA).disable(f"public.{KIND.name}")
         connection.execute(f"DROP TABLE IF EXISTS {KIND.name}".encode())
 
 
@@ -69,11 +66,9 @@ class Steps:
 
 def reload(engine: Engine, strategy: str, percent: int) -> dict[str, Any]:
     """One reload on a new table; what it took."""
-    drop(engine)
+    drop()
     fill(percent)
     rebuild.apply_all(engine, KIND)
-    if strategy == "generation":
-        Generations(engine, schema=DEFAULT_SCHEMA).enable(f"public.{KIND.name}")
     sources = Reload([rebuild.pipeline()], engine, KAFKA).sources
     timed = Timed(LocalStager(engine, DEFAULT_SCHEMA, KAFKA, sources))
     job = Reload([rebuild.pipeline()], engine, KAFKA, stager=timed, max_wait=600.0)
@@ -100,7 +95,7 @@ def reload(engine: Engine, strategy: str, percent: int) -> dict[str, Any]:
 
 def verify(engine: Engine) -> dict[str, Any]:
     """Time a verification, which publishes nothing: how long an operator waits for its result."""
-    drop(engine)
+    drop()
     fill(0)
     rebuild.apply_all(engine, KIND)
     step = Steps()
@@ -116,14 +111,13 @@ def main() -> None:
     cases: list[tuple[str, str, int]] = [
         *(("merge", "any keys", percent) for percent in CHANGED),
         ("swap", "", 100),
-        ("generation", "", 100),
     ]
     with rebuild.ledger() as engine:
         for strategy, keys, percent in cases:
             mode = ", ".join(filter(None, [f"{RECORDS:,} rows", strategy, f"{percent} % changed", keys]))
             say("reload", mode, records=RECORDS, **reload(engine, strategy, percent))
         say("reload", f"{RECORDS:,} rows, verify", records=RECORDS, **verify(engine))
-        drop(engine)
+        drop()
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def demo_reload(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the table of 336,776 flights three times, by each strategy, while workers and a producer continue.
+    """Rebuild the table of 336,776 flights twice, by each strategy, while workers and a producer continue.
 
     Starts both servers, throws them away again, kills a worker in the middle of each reload, reads the table all the
     time, compares it with the log by `verify` and in plain Python, and writes reload-report.json. Exits with 1 if one

@@ -1,4 +1,4 @@
-"""Reloads: their runs, how far each has staged, what each task staged; generations of tables, and exported files.
+"""Reloads: their runs, how far each has staged, what each task staged; and exported files.
 
 The rows that a run rebuilds are in a Postgres schema of the run's own, which the run creates and drops. The way back
 drops the runs' rows and leaves those schemas: abort open runs first.
@@ -23,7 +23,6 @@ def upgrade() -> None:
         _run(schema)
         _position(schema)
         _staged(schema)
-        _generation(schema)
         _manifest(schema)
         _export_run(schema)
 
@@ -31,7 +30,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
         exports = ("export_run", "export_manifest")
-        for table in (*exports, "generation", "reload_staged", "reload_position", "reload_run"):
+        for table in (*exports, "reload_staged", "reload_position", "reload_run"):
             op.drop_table(table, schema=schema)
 
 
@@ -65,9 +64,7 @@ def _run(schema: str) -> None:
             "'failed')",
             name=op.f("reload_run_state_check"),
         ),
-        sa.CheckConstraint(
-            "strategy IN ('merge', 'swap', 'generation', 'verify', 'batch')", name=op.f("reload_run_strategy_check")
-        ),
+        sa.CheckConstraint("strategy IN ('merge', 'swap', 'verify', 'batch')", name=op.f("reload_run_strategy_check")),
         schema=schema,
     )
 
@@ -107,21 +104,6 @@ def _staged(schema: str) -> None:
         sa.Column("staged_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
         sa.PrimaryKeyConstraint("run", "table_name", name=op.f("reload_staged_pkey")),
         sa.ForeignKeyConstraint(["run"], [f"{schema}.reload_run.id"], name=op.f("reload_staged_run_fkey")),
-        schema=schema,
-    )
-
-
-def _generation(schema: str) -> None:
-    op.create_table(
-        "generation",
-        sa.Column("table_schema", sa.Text, nullable=False),
-        sa.Column("table_name", sa.Text, nullable=False, comment="the view that people read"),
-        sa.Column("number", sa.BigInteger, nullable=False, comment="of the generation that counts"),
-        sa.Column("current", sa.Text, nullable=False, comment="its table, in the same schema"),
-        sa.Column("parent", sa.Text, nullable=False, comment="the partitioned table that all generations are of"),
-        sa.Column("run", sa.Uuid, comment="the reload that put it in place"),
-        sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
-        sa.PrimaryKeyConstraint("table_schema", "table_name", name=op.f("generation_pkey")),
         schema=schema,
     )
 

@@ -44,7 +44,7 @@ _COMMENTS = (
 )
 _STATES = {"parked": "dead_lettered", "held": "blocked"}
 _CAUSES = {"killed": "crashed", "held": "blocked"}
-_ACTIONS = {"move": "reset", "adopt": "enable generations", "give up": "disable generations"}
+_ACTIONS = {"move": "reset"}
 
 
 def upgrade() -> None:

@@ -352,7 +352,7 @@ class ArchiveDamaged(SeekpointError):  # noqa: N818
 class ReloadRefused(SeekpointError):  # noqa: N818
     """A reload cannot be opened or published now; ``reasons`` has every one, with its remedy."""
 
-    _what = "refused"  # a reload, verification, or enabling and disabling of generations
+    _what = "refused"  # a reload or verification
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__(f"{self._what}:" + "".join(f"\n  - {reason}" for reason in reasons))

@@ -147,7 +147,7 @@ def test_every_name_of_a_job_is_in_the_reference(module: Any) -> None:
     assert {name for name in module.__all__ if not re.search(rf"`{name}\b", shown)} == set()
 
 
-JOB_CLASSES = [reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.BatchJob]
+JOB_CLASSES = [reload.Reload, reload.Runs, export.Export, export.Archive, batch.BatchJob]
 SPARK_NAMES: list[Any] = [spark.read, spark.stored_ranges, spark.batch, spark.export, spark.SparkStager]
 
 

@@ -15,7 +15,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from seekpoint import Append, Json, Ledger, Limits, Pipeline, Upsert, events
 from seekpoint.errors import Poison
-from seekpoint.jobs.reload import Generations
 from seekpoint.pipeline.sink import Sink
 from seekpoint.postgres import pooler
 from seekpoint.records import Partition
@@ -249,10 +248,8 @@ def test_workers_share_a_topic_through_moves_and_pauses(shop: Shop) -> None:
 FIRST = [of(n % 60, n, n) for n in range(300)] + [gone(3)]
 
 
-@pytest.mark.parametrize("strategy", ["merge", "swap", "generation"])
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
 def test_reloads(shop: Shop, strategy: str) -> None:
-    if strategy == "generation":
-        Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
     settled(shop, FIRST)
     reload = shop.reload(range_records=40)
     reload.run(reload.open(strategy=strategy))

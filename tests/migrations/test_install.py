@@ -28,7 +28,6 @@ SINCE_0004 = {"group_topic", *SINCE_0006}
 SINCE_0003 = {
     "export_manifest",
     "export_run",
-    "generation",
     "reload_position",
     "reload_run",
     "reload_staged",

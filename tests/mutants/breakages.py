@@ -37,12 +37,11 @@ READER = "tests/unit/test_reader.py"
 ERRORS = "tests/kafka/test_errors_of_one_record.py"
 DOWNGRADE = "tests/migrations/test_downgrade.py"
 LIFECYCLE = "tests/kafka/test_lifecycle.py"
-GENERATIONS = "tests/jobs/reload/test_generations.py"
 IMAGES = "tests/jobs/reload/test_images.py"
 BOUNDS = "tests/jobs/reload/test_bounds.py"
 COMPACTION = "tests/jobs/reload/test_compaction.py"
 MERGE = "tests/jobs/reload/test_merge.py"
-MOVED = "tests/jobs/reload/test_moved_tables.py"
+ROW_SECURITY = "tests/postgres/test_row_security.py"
 SUPERVISOR = "tests/unit/test_supervisor.py"
 DROPPED = f"{INTERLEAVINGS}::test_a_dropped_chunk_is_a_refusal_and_not_a_gap"
 RECREATED = f"{KAFKA}::test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back"
@@ -1317,31 +1316,6 @@ BREAKAGES = (
         "execute(statement, row)",
         f"{ROADS}::test_a_table_altered_while_few_rows_come[real-float8-0.1]",
     ),
-    Breakage(
-        "a sink keeps the generation that counted when it looked first",
-        (
-            Edit(
-                "sinks/target_table.py",
-                "        row = _cursor(tx).execute(statement, self.path).fetchone()\n",
-                "        if self.path not in FIRST:\n"
-                "            FIRST[self.path] = _cursor(tx).execute(statement, self.path).fetchone()\n"
-                "        row = FIRST[self.path]\n",
-            ),
-            Edit(
-                "sinks/target_table.py",
-                "@dataclass(frozen=True, slots=True)\n",
-                "FIRST: dict[Any, Any] = {}\n\n\n@dataclass(frozen=True, slots=True)\n",
-            ),
-        ),
-        (f"{GENERATIONS}::test_generations_are_enabled_for_a_table_with_rows_and_it_is_reloaded",),
-    ),
-    breakage(
-        "a generation is dropped under readers with older snapshots",
-        "jobs/tables/generations/generation_tables.py",
-        "return old, not (old and still_reading(tx, turned))",
-        "return old, True",
-        f"{GENERATIONS}::test_an_older_snapshot_reads_the_older_generation",
-    ),
     breakage(
         "rows that a trigger kept as they were pass for merged",
         "jobs/reload/merge.py",
@@ -1364,33 +1338,18 @@ BREAKAGES = (
         "tests/jobs/reload/test_publications.py::test_a_crash_that_empties_what_was_staged_ends_the_run[True]",
     ),
     breakage(
-        "a table that was adopted behind a session's first look ends the worker",
+        "row security that is enabled after a session's first look ends the worker",
         "sinks/target_table.py",
         "not (was_known or may_be_new)",
         "not was_known",
-        f"{MOVED}::test_a_table_that_moves_between_the_first_look_and_the_rows[1-orders-NullPool]",
+        f"{ROW_SECURITY}::test_row_security_that_is_enabled_between_the_first_look_and_the_rows[NullPool]",
     ),
     breakage(
-        "an error that is like a table's that was adopted is tried for ever",
+        "an error that is like that of an altered table is tried for ever",
         "sinks/target_table.py",
         " and found not in refused_before",
         "",
-        f"{MOVED}::test_what_only_looks_like_a_move_ends_in_its_own_error[55000-NullPool]",
-    ),
-    breakage(
-        "a table is adopted in front of the batches that workers have in hand",
-        "jobs/tables/generations/manage_generations.py",
-        "        tx.execute(LOCK_GROUP, group=group).all()\n"
-        "    tx.execute(reload_run.LOCK_OFFSETS, groups=groups).all()\n",
-        "        pass\n",
-        f"{MOVED}::test_workers_are_waited_for_before_anything_that_readers_want[1]",
-    ),
-    breakage(
-        "a snapshot from before the adoption reads an empty table",
-        "jobs/tables/generations/view.py",
-        "{of_table}), {first})",
-        "{of_table}), NULL)",
-        f"{GENERATIONS}::test_a_snapshot_from_before_generations_were_enabled_reads_the_rows_of_its_time",
+        f"{ROW_SECURITY}::test_an_error_like_that_of_an_altered_table_is_raised_at_the_second_look[55000-NullPool]",
     ),
     breakage(
         "rows are compared by the types' own equality",

@@ -34,7 +34,6 @@ from seekpoint.ledger.sql import (
     dead_letters,
     export_manifest,
     forget,
-    generation,
     partition_offset,
     purge,
     reload_run,
@@ -48,7 +47,7 @@ from seekpoint.testing import process, raw
 from seekpoint.worker.replay import replay_one
 from support.ledger_roles import LedgerRoles
 
-MODULES = (partition_offset, admin, wait, dead_letters, replay_one, status, reload_run, generation, batch,
+MODULES = (partition_offset, admin, wait, dead_letters, replay_one, status, reload_run, batch,
            export_manifest, replay_request, reprocess, resets, forget, purge)  # fmt: skip
 GIVEN = {
     "RECORD_ACTION": ["action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
@@ -130,7 +129,6 @@ DRIVES = (
     *(f"reload_run.{name}" for name in ("INSERT_RUN", "INSERT_POSITIONS", "INSERT_STAGED", "SETTLED_RUN", "STEP")),
     *(f"reload_run.{name}" for name in ("TAKE_OVER", "TRANSITION", "DIFFED", "CLOSE", "SWEPT", "GONE", "GUARD")),
     *(f"reload_run.{name}" for name in ("GUARD_FRAMES", "ADVANCE_STAGED", "EXTEND_STAGED")),
-    *("generation.INSERT_GENERATION", "generation.POINT", "generation.DELETE_GENERATION"),
     *("export_manifest.INSERT", "export_manifest.NOTE"),
 )
 # What was stored of records is deleted by the owner alone.

@@ -1,14 +1,16 @@
-"""Tables with row security: rows are written by INSERT, and a row that a policy refuses is its record's fault."""
+"""Tables with row security: rows go by INSERT, a refused row is its record's fault, and it may be enabled meanwhile."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, NullPool, QueuePool, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Json, Pipeline, Upsert
@@ -158,3 +160,100 @@ def test_row_security_that_is_enabled_while_a_worker_runs(owner: Ground, limited
     limited.process(pipeline, *numbered(*range(150, 300), start=150), observe=(seen.append,))
     assert len([event for event in seen if isinstance(event, DatabaseTrouble)]) == 1, "one more try"
     assert owner.rows("id") == [(n,) for n in range(300)]
+
+
+# -- a table that is altered between a session's look and its rows ----------------------------------------------------
+
+MANY = [(n, "v") for n in range(200)]  # more than go by one INSERT
+Pools = type[NullPool | QueuePool]
+SECURE = "ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY every ON t USING (true)"
+
+
+@contextmanager
+def looked(engine: Engine, sink: Any, rows: list[Any]) -> Iterator[Callable[[], None]]:
+    """A transaction whose sink has looked at its table; calling it writes the rows, and closes the sink."""
+    with engine.connect() as tx:
+        opened = sink.open(tx)
+        writer = opened.__enter__()
+
+        def write() -> None:
+            try:
+                writer.write(rows)
+            except psycopg.Error as error:
+                opened.__exit__(type(error), error, error.__traceback__)
+                raise
+            opened.__exit__(None, None, None)
+
+        yield write
+
+
+@pytest.mark.parametrize("pool", [NullPool, QueuePool])
+def test_row_security_that_is_enabled_between_the_first_look_and_the_rows(
+    owner: Ground, limited: Ground, new_engine: NewEngine, pool: Pools
+) -> None:
+    """The session has never looked before: the transaction is run again, once, and then writes by INSERT."""
+    sink = Append(owner.create("id int, v text"), columns=["id", "v"])
+    owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
+    role = {"options": f"-crole={owner.schema}_limited"}
+    engine = new_engine(limited.engine.url, poolclass=pool, connect_args=role)
+    with looked(engine, sink, MANY) as write:
+        owner.sql(SECURE)
+        with pytest.raises(psycopg.errors.SerializationFailure, match="it will be read again"):
+            write()
+    with engine.begin() as tx, sink.open(tx) as writer:
+        writer.write(MANY)
+    assert owner.rows("id") == [(n,) for n, _ in MANY]
+
+
+def test_sessions_that_all_looked_before_row_security_was_enabled(owner: Ground, limited: Ground) -> None:
+    """What one of them has met says nothing against the others' second try."""
+    sink = Append(owner.create("id int, v text"), columns=["id", "v"])
+    owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
+    with ExitStack() as stack:
+        writes = [stack.enter_context(looked(limited.engine, sink, MANY)) for _ in range(3)]
+        owner.sql(SECURE)
+        for write in writes:
+            with pytest.raises(psycopg.errors.SerializationFailure):
+                write()
+    for _ in writes:
+        with limited.engine.begin() as tx, sink.open(tx) as writer:
+            writer.write(MANY[:1])
+    assert owner.rows("id") == [(0,)] * 3
+
+
+@pytest.mark.parametrize("pool", [NullPool, QueuePool])
+@pytest.mark.parametrize("state", ["42P01", "55000", "42809"])
+def test_an_error_like_that_of_an_altered_table_is_raised_at_the_second_look(
+    owner: Ground, new_engine: NewEngine, pool: Pools, state: str
+) -> None:
+    """A trigger raises the same: at the second look the table is in the state in which it failed."""
+    sink = Append(owner.create("id int, v text"), columns=["id", "v"])
+    owner.sql(
+        f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '{state}'; END$$"
+    )
+    engine = new_engine(owner.engine.url, poolclass=pool)
+    with engine.begin() as tx, sink.open(tx) as writer:
+        writer.write(MANY)
+    owner.sql("CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse()")
+    raised: list[BaseException] = []
+    while not raised or isinstance(raised[-1], psycopg.errors.SerializationFailure):
+        assert len(raised) < 3
+        with pytest.raises(psycopg.Error) as refused, engine.begin() as tx, sink.open(tx) as writer:
+            writer.write(MANY)
+        raised.append(refused.value)
+    assert getattr(raised[-1], "sqlstate") == state  # noqa: B009
+    assert len(raised) == (2 if pool is NullPool else 3)  # what was known from before the trigger is another state
+
+
+def test_a_view_that_takes_no_rows_ends_in_its_own_error(owner: Ground) -> None:
+    """At the first try: it is no table that was altered."""
+    owner.create("id int, v text")
+    owner.sql("CREATE VIEW distinct_rows AS SELECT DISTINCT id, v FROM t")
+    sink = Append((owner.schema, "distinct_rows"), columns=["id", "v"])
+    with (
+        pytest.raises(psycopg.errors.WrongObjectType, match="cannot copy to view"),
+        owner.engine.begin() as tx,
+        sink.open(tx) as writer,
+    ):
+        writer.write(MANY)

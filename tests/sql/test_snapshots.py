@@ -23,7 +23,7 @@ from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, wait
 from seekpoint.ledger.claim import end_abandoned
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import batch, forget, generation, purge, replay_request, reprocess, resets, status
+from seekpoint.ledger.sql import batch, forget, purge, replay_request, reprocess, resets, status
 from seekpoint.ledger.sql import dead_letters as deadletters
 from seekpoint.ledger.sql import export_manifest as export
 from seekpoint.ledger.sql import partition_offset as statements
@@ -54,7 +54,6 @@ STATEMENTS: dict[str, Any] = {
     f"{prefix}_{name}": value
     for prefix, module in (
         ("RELOAD", reload),
-        ("RELOAD", generation),
         ("BATCH", batch),
         ("EXPORT", export),
         ("STATUS", status),

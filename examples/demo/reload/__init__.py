@@ -1,4 +1,4 @@
-"""``make demo-reload``: the table of flights, rebuilt three times by other code while workers run.
+"""``make demo-reload``: the table of flights, rebuilt twice by other code while workers run.
 
 Two workers apply flights, and flights are produced meanwhile. A reader checks all the time that every row is of the
 version that the ledger names, and that the rows are those of its offsets. Each reload publishes in another way, and

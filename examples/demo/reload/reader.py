@@ -8,12 +8,9 @@ from time import monotonic
 from typing import Self
 
 from sqlalchemy import Engine, Row, text
-from sqlalchemy.exc import OperationalError
 
 from demo.reload.handling import GROUP, TABLE, VERSIONS
-from seekpoint.postgres.sqlstates import sqlstate
 
-STALE_PLAN = "40001"  # planned before a generation was attached that counts by now: to be asked again
 PAUSE = 0.01  # seconds between two polls; or as long as the last one took: it is not to be the load
 
 _PRICE = " ".join(f"WHEN {number} THEN {version.sql}" for number, version in VERSIONS.items())
@@ -98,12 +95,7 @@ class Reader:
                 pause = PAUSE
                 while not self._stop.wait(pause):
                     began = monotonic()
-                    try:
-                        found = connection.execute(POLL).one()
-                    except OperationalError as error:
-                        if sqlstate(error) != STALE_PLAN:
-                            raise
-                        continue
+                    found = connection.execute(POLL).one()
                     self._judge(found)
                     pause = max(PAUSE, monotonic() - began)
         except BaseException as error:  # noqa: BLE001 -- raised where the count is asked for

@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from demo.bar import bar
 from demo.faults import is_open, open_transaction
 from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
-from demo.reload.handling import TABLE, TOPIC, name_of, table
+from demo.reload.handling import TOPIC, name_of, table
 from demo.reload.judge import compare
 from demo.reload.load import Load
 from demo.reload.reader import Reader
@@ -30,7 +30,7 @@ from demo.wire import create_topic
 from demo.worker_pool import DemoFailed
 from seekpoint import schema
 from seekpoint.errors import needs_extra
-from seekpoint.jobs.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
+from seekpoint.jobs.reload import CutOver, Driver, LocalStager, Reload, Run, Staged, Stager, Task
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.testing.servers.pair import Pair
@@ -46,8 +46,8 @@ LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 30.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
 
 #: How each version of the code comes into being, and who is at work with it.
-RELOADS = (("merge", 2), ("swap", 3), ("generation", 4))
-WORKERS = {1: ("A", "B"), 2: ("C", "D"), 3: ("E", "F"), 4: ("G", "H")}
+RELOADS = (("merge", 2), ("swap", 3))
+WORKERS = {1: ("A", "B"), 2: ("C", "D"), 3: ("E", "F")}
 
 Tell = Callable[[str], None]
 
@@ -184,8 +184,6 @@ class Stage:
     def reload(self, strategy: str, version: int) -> None:
         """One reload, with a worker killed in its middle, and both proofs after it."""
         began, applied, polls = monotonic(), self.pool.committed, self.reader.count
-        if strategy == "generation":
-            Generations(self.engine).enable(TABLE)
         timed, moved = Timed(self._stager(strategy, version)), Moved()
         reload = Reload(
             [name_of(version)], self.engine, self.kafka, stager=timed, progress=moved, actor="demo", max_wait=60.0

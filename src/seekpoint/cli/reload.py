@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -31,22 +31,20 @@ from seekpoint.cli.options import (
     command,
     frames_of,
 )
-from seekpoint.cli.output import answer, moment, print_table
+from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run, Runs
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT
 from seekpoint.jobs.run_progress import progress_of
-from seekpoint.jobs.tables.generations.manage_generations import Generations
 
 app = typer.Typer(
-    help="Tables rebuilt from the log: run, resume, status, abort, sweep; enable-, disable- and list generations.",
+    help="Tables rebuilt from the log: run, resume, status, abort, sweep.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
 
 Reason = Annotated[str, typer.Option(help="Why, for the record.")]
-TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table, as sinks name it: public.orders.")]
 RunId = Annotated[UUID, typer.Argument(metavar="ID", help="The run, as `reload status` names it.")]
 
 
@@ -77,60 +75,7 @@ class CutOverOptions(ReadOptions):
         }
 
 
-Strategy = Literal["merge", "swap", "generation"]
-
-
-# -- tables kept in generations ----------------------------------------------------------------------------
-
-
-@app.command("enable-generations", no_args_is_help=True)
-@command
-def enable(
-    name: TableName,
-    *,
-    actor: Actor = None,
-    ledger: LedgerOptions,
-) -> None:
-    """Keep a table in generations from now on: it becomes the first one, and a view takes its name. Workers continue.
-
-    Once for each table, as its owner. Not a table that a handler writes: its SQL cannot write to a view. Exits with 1
-    if it cannot be, with every reason; it is as it was then.
-    """
-    made = Generations(ledger.engine(), schema=ledger.schema, actor=actor).enable(name)
-    answer(asdict(made), f"{made.table} is a view of {made.current}, generation {made.number}", as_json=ledger.as_json)
-
-
-@app.command()
-@command
-def generations(*, ledger: LedgerOptions) -> None:
-    """List the tables that are kept in generations: which one counts, since when, and what else is there."""
-    found = Generations(ledger.engine(), schema=ledger.schema).list()
-    if found and not ledger.as_json:
-        columns = ("table", "number", "current", "since", "by run", "others")
-        rows = (
-            (one.table, one.number, one.current, moment(one.changed_at), one.run, ", ".join(one.others))
-            for one in found
-        )
-        print_table("generations", columns, rows, numeric={"number"})
-    else:
-        none = "no table is kept in generations: `seekpoint reload enable-generations TABLE` begins it"
-        answer([asdict(one) for one in found], none, as_json=ledger.as_json)
-
-
-@app.command("disable-generations", no_args_is_help=True)
-@command
-def disable(
-    name: TableName,
-    *,
-    actor: Actor = None,
-    ledger: LedgerOptions,
-) -> None:
-    """Make the generation that counts a plain table again, in the place of the view, and drop the others.
-
-    Waits up to 30 seconds for readers of an earlier generation. Exits with 1 if one still reads, or a reload is open.
-    """
-    Generations(ledger.engine(), schema=ledger.schema, actor=actor).disable(name)
-    answer({"table": name}, f"{name} is a plain table again", as_json=ledger.as_json)
+Strategy = Literal["merge", "swap"]
 
 
 # -- runs --------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.run import Driver, Run, StagedPosition, Tx, how_it_ended, let_go, run_of, this_driver, transaction
-from seekpoint.jobs.tables.generations.generation_tables import left_behind, parents_of
 from seekpoint.jobs.tables.sql_templates import composed
 from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql import reload_run as sql
@@ -132,23 +131,15 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     a table that was swapped (a view, a function of its rows): such objects are never dropped.
     """
     with transaction(engine, schema) as tx:
-        generations, may_go = left_behind(tx, run)
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
         functions = tx.connection.execute(_FUNCTIONS, {"schema": run.staging_schema}).scalars().all()
     commands = [composed(_DROP_TABLE, table=(run.staging_schema, table)) for table in tables]
     commands += [composed("DROP FUNCTION IF EXISTS {it}", it=ident.SQL(function)) for function in functions]
-    if may_go:
-        # Readers hold a lock on each partition: sessions that queue after this one wait as long as it does.
-        commands += [composed(_DROP_TABLE, table=path) for path in generations]
     commands.append(composed("DROP SCHEMA IF EXISTS {schema}", schema=(run.staging_schema,)))
-    # Without ``may_go`` a session reads in a snapshot from before the cut-over.
-    if not all([_run(engine, schema, command) for command in commands]) or not may_go:  # noqa: C419 -- each is tried
+    if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried
         return False
     with transaction(engine, schema) as tx:
         tx.execute(sql.SWEPT, its_run=run.id)
-        parents = parents_of(tx, run)
-    for parent in parents:  # autovacuum does not analyze partitioned tables, and the planner needs the statistics
-        _run(engine, schema, composed("ANALYZE {parent}", parent=parent))
     return True
 
 
@@ -168,8 +159,7 @@ def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
             driver_of(tx.connection).execute(command)
     except (psycopg.Error, DBAPIError) as error:
         code = sqlstate(error)
-        is_kept = code in {DEPENDENT_OBJECTS_STILL_EXIST, UNDEFINED_TABLE}  # the second: generations were disabled
-        if code is None or not (is_transient(error) or is_kept):
+        if code is None or not (is_transient(error) or code == DEPENDENT_OBJECTS_STILL_EXIST):
             raise
         return False
     return True

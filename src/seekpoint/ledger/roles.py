@@ -35,7 +35,7 @@ _WRITER: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("consumer_group", "partition_offset", "group_topic", "dead_letter"), _CHANGE),
     # What was done is only added to. SELECT: SQLAlchemy asks for the new row's id.
     **dict.fromkeys(("admin_action", "lost_range"), _ADD),
-    **dict.fromkeys(("reload_run", "generation"), _READ),
+    "reload_run": _READ,
     **dict.fromkeys(("worker", "position_sample"), _ALL),
     **dict.fromkeys(("reprocess_run", "replay_request"), _CHANGE),
     "reprocess_dead_letter": _ADD,
@@ -45,7 +45,7 @@ _OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("consumer_group", "partition_offset", "dead_letter"), ("SELECT", "UPDATE")),
     **dict.fromkeys(("admin_action", "lost_range", "replay_request"), _ADD),
     **dict.fromkeys(("group_topic", "worker", "position_sample"), _READ),
-    **dict.fromkeys(("reload_run", "reload_position", "reload_staged", "generation"), _READ),
+    **dict.fromkeys(("reload_run", "reload_position", "reload_staged"), _READ),
     **dict.fromkeys(("export_manifest", "export_run", "reprocess_run", "reprocess_dead_letter"), _READ),
     **_VIEWS,
 }
@@ -53,7 +53,6 @@ _STAGER: dict[str, tuple[str, ...]] = {
     **_WRITER,
     **dict.fromkeys(("reload_run", "reload_position"), _CHANGE),
     "reload_staged": _ADD,
-    "generation": _ALL,
     **dict.fromkeys(("export_manifest", "export_run"), _ADD),
     **_VIEWS,
 }

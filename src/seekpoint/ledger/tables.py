@@ -246,8 +246,8 @@ Index(
 # row's lock through each step; a driver that comes later raises the epoch, and the earlier one's next step fails.
 RELOAD_CLOSED = ("verified", "cut_over", "aborted", "failed")
 RELOAD_STATES = ("opened", "staging", "staged", "indexed", "catching_up", "compared", *RELOAD_CLOSED)
-STRATEGIES = ("merge", "swap", "generation", "verify", "batch")
-PUBLISHING = ("merge", "swap", "generation")  # what puts rebuilt tables in the place of live ones
+STRATEGIES = ("merge", "swap", "verify", "batch")
+PUBLISHING = ("merge", "swap")  # what puts rebuilt tables in the place of live ones
 reload_run = Table(
     "reload_run",
     metadata,
@@ -304,21 +304,6 @@ reload_staged = Table(
     Column("dead_letters", BigInteger, nullable=False),
     _now("staged_at"),
     PrimaryKeyConstraint("run", "table_name"),
-)
-
-# Which generation of a table is current. The cut-over writes only this row, so that readers see either all new rows or
-# all old ones, in any snapshot.
-generation = Table(
-    "generation",
-    metadata,
-    Column("table_schema", Text, nullable=False),
-    Column("table_name", Text, nullable=False, comment="the view that people read"),
-    Column("number", BigInteger, nullable=False, comment="of the generation that counts"),
-    Column("current", Text, nullable=False, comment="its table, in the same schema"),
-    Column("parent", Text, nullable=False, comment="the partitioned table that all generations are of"),
-    Column("run", Uuid, comment="the reload that put it in place"),
-    _now("changed_at"),
-    PrimaryKeyConstraint("table_schema", "table_name"),
 )
 
 # A file of an export exists from its row's commit on. Rows of one topic id and partition follow each other without a

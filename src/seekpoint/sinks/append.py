@@ -32,7 +32,7 @@ class Append(TableSink[V_contra, K_contra]):
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Open the COPY when the first row comes, or more than a few: only then are the columns of Structs known."""
         from seekpoint.sinks.small_append import open_few  # noqa: PLC0415 -- a declaration needs no database driver
-        from seekpoint.sinks.target_table import target_path  # noqa: PLC0415
+        from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
 
-        with target_path(tx, self.path) as path, open_few(tx, path, lambda: self.written) as writer:
+        with rerun_if_changed(tx, self.path), open_few(tx, self.path, lambda: self.written) as writer:
             yield writer

@@ -28,7 +28,7 @@ from seekpoint.postgres.sqlstates import (
 )
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
-from seekpoint.sinks.target_table import recalled, target_path
+from seekpoint.sinks.target_table import recalled, rerun_if_changed
 
 _REMEDIES = {
     UNDEFINED_TABLE: "create the table, or correct its name in the pipeline",
@@ -47,18 +47,18 @@ def check_append(tx: Connection, sink: str, path: Sequence[str], columns: Sequen
 
     Raises ConfigError where the table, a column or a right is missing.
     """
-    with explained(sink), target_path(tx, path) as at:
-        found = recalled(tx, at)
+    with explained(sink), rerun_if_changed(tx, path):
+        found = recalled(tx, path)
         if found.is_plain or found.is_secured:
             given = (
                 sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, columns))) if columns else sql.SQL("")
             )
             nothing = sql.SQL(", ").join([sql.SQL("NULL")] * len(columns or ()))
             statement = "EXPLAIN INSERT INTO {}{} OVERRIDING SYSTEM VALUE SELECT {} WHERE false"
-            plan(tx, sql.SQL(statement).format(sql.Identifier(*at), given, nothing))
+            plan(tx, sql.SQL(statement).format(sql.Identifier(*path), given, nothing))
         else:  # a view, or a table with rules: COPY itself says whether it takes them
             given_names = f" ({', '.join(map(quoted, columns))})" if columns else ""
-            with psycopg.Cursor(driver_of(tx)).copy(f"COPY {quoted(*at)}{given_names} FROM STDIN"):
+            with psycopg.Cursor(driver_of(tx)).copy(f"COPY {quoted(*path)}{given_names} FROM STDIN"):
                 pass
     return "insert" if found.is_secured else "copy"
 

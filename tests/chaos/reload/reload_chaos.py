@@ -26,11 +26,10 @@ from sqlalchemy import create_engine
 from chaos.reload.load_and_reader import OFFSETS, PARTITIONS, VERSION, Load, Reader, Target
 from chaos.reload.reload_process import DATABASE, OUTDATED, start
 from seekpoint import schema as ledger_schema
-from seekpoint.jobs.reload import Generations
 from seekpoint.testing.child_process import ChildProcess, NotReached
 from seekpoint.testing.servers.postgres import PostgresServer
 
-STRATEGIES = ("merge", "swap", "generation")
+STRATEGIES = ("merge", "swap")
 STAGERS = ("local", "spark")
 WORDS = ("staging", "catching_up", "cutting over")  # where a driver is killed
 WORKERS = 2
@@ -147,7 +146,6 @@ class ReloadChaos:
     def round(self, plan: Plan) -> None:
         """One reload to the next version, from its opening to the checks."""
         began, chance, to = monotonic(), Random(plan.seed), self.version + 1
-        self._prepare(plan.strategy)
         older, driver = self._pool, self._drive(plan, to, None)
         run = driver.wait_for("driving", timeout=300)["run"]
         newer = self._start_workers(to, "OnStandby")
@@ -166,14 +164,6 @@ class ReloadChaos:
             f"{plan.number:4}  {plan.strategy:10} {plan.stager:5} {monotonic() - began:5.1f} s  {drivers} drivers, "
             f"{rows:,} rows compared; {self.reader.polls:,} reads, {len(self.reader.torn)} torn"
         )
-
-    def _prepare(self, strategy: str) -> None:
-        generations = Generations(self.engine, schema=self.target.schema)
-        table = (self.target.schema, "orders")
-        if strategy == "generation":
-            generations.enable(table)
-        elif strategy == "swap" and generations.list():
-            generations.disable(table)
 
     def _drive(self, plan: Plan, to: int, run: str | None) -> ChildProcess:
         marks = Path(tempfile.mkdtemp(dir=self.folder))

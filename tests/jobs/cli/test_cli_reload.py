@@ -322,39 +322,6 @@ def test_no_password_comes_out(terminal: Terminal) -> None:
         assert "hunter2" not in terminal.run("reload", *words, "--database-url", url, exits=3).output
 
 
-# -- generations -------------------------------------------------------------------------------------------
-
-
-def test_generations_are_enabled_published_and_disabled(terminal: Terminal, shop: Shop) -> None:
-    name = f"{shop.schema}.orders"
-    assert terminal.run("reload", "generations", *terminal.ledger).stdout.startswith("no table is kept in generations")
-    refused = terminal.job("reload", "run", "--strategy", "generation", exits=1)
-    assert f"seekpoint reload enable-generations {name}" in refused.stderr
-    said = terminal.run("reload", "enable-generations", name, *terminal.ledger).stdout
-    assert said == f"{name} is a view of {name}_g1, generation 1\n"
-    terminal.job("reload", "run", "--strategy", "generation", "--processes", "2")
-    assert shop.rows() == doubled(FIRST)
-    (told,) = terminal.look("reload", "generations")
-    assert (told["table"], told["number"]) == (name, 2)
-    assert name in terminal.run("reload", "generations", *terminal.ledger).stdout
-    assert (
-        terminal.run("reload", "disable-generations", name, *terminal.ledger).stdout
-        == f"{name} is a plain table again\n"
-    )
-    assert terminal.look("reload", "generations") == []
-    assert shop.rows() == doubled(FIRST)
-
-
-def test_generations_that_cannot_be_enabled_or_disabled_say_why(terminal: Terminal, shop: Shop) -> None:
-    shop.execute("CREATE VIEW {schema}.large AS SELECT * FROM {schema}.orders WHERE amount > 50")
-    result = terminal.run("reload", "enable-generations", f"{shop.schema}.orders", *terminal.ledger, exits=1)
-    assert "drop it (views can be created again, on the enabled table)" in result.stderr
-    gone = terminal.run("reload", "enable-generations", f"{shop.schema}.none", *terminal.ledger, exits=2)
-    assert f"there is no table {shop.schema}.none" in gone.stderr
-    never = terminal.run("reload", "disable-generations", f"{shop.schema}.orders", *terminal.ledger, exits=2)
-    assert "is not kept in generations: enable them first" in never.stderr
-
-
 # -- Spark -------------------------------------------------------------------------------------------------
 
 

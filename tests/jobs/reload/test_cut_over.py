@@ -13,7 +13,7 @@ from sqlalchemy import Connection, create_engine, text
 
 from seekpoint import Limits, Partition, Text, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
-from seekpoint.jobs.reload import Generations, cutover
+from seekpoint.jobs.reload import cutover
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover import took_effect
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
@@ -337,16 +337,14 @@ def deliver(proxy: PostgresProxy) -> None:
         ("after_commit_delayed", False, "merge"),
         ("before_commit", True, "merge"),
         ("after_commit", True, "merge"),
-        ("before_commit", False, "generation"),
-        ("after_commit", False, "generation"),
+        ("before_commit", False, "swap"),
+        ("after_commit", False, "swap"),
     ],
 )
 def test_a_commit_without_an_answer_is_looked_up(
     full: Shop, proxy: PostgresProxy, when: Any, *, away: bool, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run's row shows whether it committed: published once, also if the reply is lost or Postgres is away."""
-    if strategy == "generation":
-        Generations(full.engine, schema=full.schema).enable((full.schema, "orders"))
     engine = create_engine(proxy.dsn, pool_pre_ping=True)
     reload = replace(full, engine=engine).reload()
     with diffed(reload, strategy=strategy) as (_, driver, rounds):

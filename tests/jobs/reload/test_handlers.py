@@ -278,14 +278,6 @@ def test_rows_that_refer_to_one_another_are_merged_in_their_order(books: Books) 
     assert {row[1] for row in rows} == {account for account, _, _ in sums} == {200 + n for n in range(7)}
 
 
-def test_a_generation_is_not_made_by_a_handler(books: Books) -> None:
-    books.applied(RECORDS, lambda version: by_core(None, version))
-    with pytest.raises(ReloadRefused, match="totals is written by a handler, and its copy is no generation") as refused:
-        books.reload(by_core(None, 2)).open(strategy="generation")
-    assert len(refused.value.reasons) == 2, "one for each table, and none that says to adopt it"
-    assert "adopt" not in str(refused.value)  # its workers could not write to the view
-
-
 def test_a_constraint_of_a_live_table_that_is_broken_is_no_records_fault(books: Books) -> None:
     """The statement fails before anybody could look at its locks: the same rows are there already."""
     records = RECORDS[:5]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seekpoint.jobs.staging.stage import begin_staging
-from support.before_cutover import reloaded, settled, staged, started, working
+from support.before_cutover import reloaded, settled, started
 from support.handler_reload import Books, by_core
 from support.reload_orders import Shop, doubled, of
 
@@ -97,18 +97,3 @@ def test_a_swapped_table_draws_on_from_the_live_sequence(shop: Shop, books: Book
     )
     assert least > before[0][0][0]  # type: ignore[index]
     assert most == new, "no number twice: the new row's is the highest"
-
-
-def test_a_new_generation_draws_nothing_before_it_is_attached(shop: Shop) -> None:
-    from seekpoint.jobs.reload import Generations
-
-    shop.execute("ALTER TABLE {schema}.orders ADD n serial UNIQUE")
-    settled(shop, RECORDS)
-    Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
-    before = drawn(shop, "orders_n_seq")
-    reload, driver = staged(shop.reload(), strategy="generation")
-    assert drawn(shop, "orders_n_seq") == before
-    reload.run(driver)
-    more = [of(n, 1, 1) for n in range(100, 140)]
-    working(shop, more, version=2)
-    assert shop.execute("SELECT count(*), count(DISTINCT n), min(n) FROM {schema}.orders") == [(80, 80, 41)]

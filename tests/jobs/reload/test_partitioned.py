@@ -1,10 +1,10 @@
-"""Partitioned tables are verified and merged; a swap and a generation are refused at the opening."""
+"""Partitioned tables are verified and merged; a swap is refused at the opening."""
 
 from __future__ import annotations
 
 import pytest
 
-from seekpoint.errors import ConfigError, ReloadRefused
+from seekpoint.errors import ReloadRefused
 from support.before_cutover import reloaded, settled
 from support.handler_reload import Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of
@@ -50,22 +50,10 @@ def test_a_partitioned_table_of_every_record(parted: Shop) -> None:
     assert parted.rows("entries", "id, amount, at") == [(n, 2 * n, 0) for n in range(30)]
 
 
-@pytest.mark.parametrize("strategy", ["swap", "generation"])
-def test_other_strategies_say_at_the_opening_that_it_is_partitioned(parted: Shop, strategy: str) -> None:
+def test_a_swap_of_a_partitioned_table_is_refused_at_the_opening(parted: Shop) -> None:
     settled(parted, RECORDS)
-    with pytest.raises(ReloadRefused, match=r"has partitions: use strategy 'merge'|is not kept in generations"):
-        parted.reload().open(strategy=strategy)
-
-
-def test_the_table_that_holds_generations_is_no_target(shop: Shop) -> None:
-    from seekpoint.jobs.reload import Generations
-
-    settled(shop, RECORDS)
-    Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
-    reload = shop.reload()
-    reload.sources[0].pipeline.sinks[0].path = (shop.schema, "orders_generations")  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="holds the generations of a view: name the view"):
-        reload.open()
+    with pytest.raises(ReloadRefused, match="has partitions: use strategy 'merge'"):
+        parted.reload().open(strategy="swap")
 
 
 def test_a_handler_rebuilds_a_partitioned_table(books: Books) -> None:

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
 
 from seekpoint import Limits, events
 from seekpoint.errors import HandlerOutdated
-from seekpoint.jobs.reload import Generations
-from seekpoint.postgres.sqlstates import sqlstate
 from seekpoint.testing.child_process import NotReached
 from support.background import Background
 from support.producer_thread import Feed
@@ -30,7 +27,7 @@ class Reader(Background):
         super().__init__()
         self._shop = shop
         self.torn: list[Any] = []
-        self.reads = self.retried = 0
+        self.reads = 0
 
     def _run(self) -> None:
         """One version everywhere, and as many rows as the offsets say: in one statement, so of one moment."""
@@ -41,14 +38,8 @@ class Reader(Background):
         )
         with self._shop.engine.connect() as connection:
             while not self._stop.wait(0.001):
-                try:
-                    with connection.begin():
-                        count, versions, position = connection.execute(query).one()
-                except OperationalError as error:  # it was planned before a generation was attached that counts by now
-                    if sqlstate(error) != "40001":
-                        raise
-                    self.retried += 1
-                    continue
+                with connection.begin():
+                    count, versions, position = connection.execute(query).one()
                 self.reads += 1
                 if count and (versions != 1 or count != position):
                     self.torn.append((count, versions, position))
@@ -78,9 +69,7 @@ def test_reloads_under_fire(shop: Shop, seed: int) -> None:
     with Feed(shop), Reader(shop) as reader:
         worker = shop.worker(limits=Limits(batch_records=50))
         worker.seen.wait_for(events.Committed, count=5)
-        for version, strategy in enumerate([*chance.sample(["merge", "swap"], 2), "generation"], start=2):
-            if strategy == "generation":
-                Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
+        for version, strategy in enumerate(chance.sample(["merge", "swap", "swap"], 3), start=2):
             drivers = bring_through(shop, chance, version, strategy)
             print(f"version {version} by {strategy}: {drivers} drivers")
             newer = shop.worker(version=version, limits=Limits(batch_records=50))
@@ -91,7 +80,6 @@ def test_reloads_under_fire(shop: Shop, seed: int) -> None:
     worker.stop()
     assert not reader.torn, reader.torn[:5]
     assert reader.reads > 100
-    assert reader.retried < 5, "the next transaction plans each such statement again"
     assert {row[1] for row in shop.rows()} == {4}
     ends = shop.execute("SELECT sum(next_offset) FROM {schema}.partition_offset")
     assert [(len(shop.rows()),)] == ends

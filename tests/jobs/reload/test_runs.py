@@ -18,7 +18,8 @@ from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMisma
 from seekpoint.jobs.reload import Reload, Runs, stage_range
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.staging.consolidate import coverage
-from seekpoint.jobs.tables.dependencies import hanging
+from seekpoint.jobs.tables.dependencies import ties
+from seekpoint.jobs.tables.targets import targets
 from support.before_cutover import reloaded, settled, staged, started
 from support.ledger_desk import backend, wait_until_blocked
 from support.reload_orders import Order, Shop, doubled, of, pipeline
@@ -149,7 +150,8 @@ def test_a_publication_that_is_dropped_meanwhile_is_nobodys_error(full: Shop) ->
     with full.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         connection.execute(text("SELECT"))
         full.execute(f"DROP PUBLICATION {name}")
-        assert hanging(connection, (full.schema, "orders")) == []
+        (target,) = targets(connection, full.reload().sources)
+        assert ties(connection, target) == []
 
 
 def test_what_others_hang_on_other_tables_does_not_forbid_a_swap(shop: Shop) -> None:

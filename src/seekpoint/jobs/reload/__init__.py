@@ -7,14 +7,11 @@ from seekpoint.jobs.reload.reload import Reload
 from seekpoint.jobs.run import Driver, Run, StagedPosition
 from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, stage_range
-from seekpoint.jobs.tables.generations.manage_generations import Generation, Generations
 
 __all__ = [
     "CutOver",
     "Difference",
     "Driver",
-    "Generation",
-    "Generations",
     "LocalStager",
     "Reload",
     "Report",

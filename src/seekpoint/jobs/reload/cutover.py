@@ -15,7 +15,7 @@ from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
 from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.merge_preconditions import allow_wait, others
-from seekpoint.jobs.reload.publish import attach, make_current, swap
+from seekpoint.jobs.reload.publish import swap
 from seekpoint.jobs.run import Driver, Run, Step, Tx, how_it_ended, run_of, transaction
 from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
@@ -64,8 +64,6 @@ def cut_over(
         budget = Budget(plan.bounds.max_wait)
         try:
             catch_up()
-            if driver.run.strategy == "generation":
-                attach(driver, passes.targets)
             records, keys = _attempt(driver, passes, budget, plan)
         except (DBAPIError, psycopg.Error, RangeStuck, KafkaUnavailable, OverBudget) as error:
             used = budget.used
@@ -132,10 +130,7 @@ def _attempt(driver: Driver, passes: CatchUp, budget: Budget, plan: Plan) -> tup
             keys = merge(tx, passes.targets, plan, budget)
         for target in passes.targets if tx.run.strategy != "merge" else ():
             budget.bound(tx.connection)
-            if tx.run.strategy == "swap":
-                swap(tx, staging, target)
-            else:
-                make_current(tx, staging, target)
+            swap(tx, staging, target)
         budget.bound(tx.connection)
         take_over_dead_letters(tx, staging)
         _raise_versions(tx)

@@ -14,7 +14,7 @@ from seekpoint.jobs.staging.extend_snapshot import CatchUpProgress, key_of
 from seekpoint.jobs.tables.constraints import breaks, check_references, references
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import Staging, of_partition
-from seekpoint.jobs.tables.targets import REPLACING, PipelineSource, Target
+from seekpoint.jobs.tables.targets import PipelineSource, Target
 from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.sqlstates import is_conflict
 
@@ -39,7 +39,7 @@ def rebuild(
         return
     with CatchUp(driver, sources, kafka) as passes:
         _catch_up(driver, handled, passes, progress, most)
-        if driver.run.strategy not in REPLACING and _begins_again(driver, handled, passes.targets):
+        if driver.run.strategy != "swap" and _begins_again(driver, handled, passes.targets):
             _catch_up(driver, handled, passes, progress, most)
 
 

@@ -115,8 +115,8 @@ def _exchanged(target: Target, error: psycopg.Error) -> str:
     said, constraint = error.diag.message_detail or error.diag.message_primary, error.diag.constraint_name
     return (
         f"{target.name}: a merge changes one row after the other, and on its way two rows have one value of "
-        f"{constraint} ({said}). Where rows only exchange values, strategies 'swap' and 'generation' can publish them, "
-        "for they replace the whole table: open another run; or make it a DEFERRABLE constraint, and resume this one"
+        f"{constraint} ({said}). Where rows only exchange values, strategy 'swap' can publish them, because it "
+        "replaces the whole table: open another run; or make it a DEFERRABLE constraint, and resume this one"
     )
 
 

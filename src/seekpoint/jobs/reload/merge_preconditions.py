@@ -12,7 +12,7 @@ from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload.compare import DIFFERENT_KEY, Difference, differing, distinct
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.run import Driver, Tx
-from seekpoint.jobs.tables.dependencies import MERGE, of_inheritance, referencing, ties, without_generations
+from seekpoint.jobs.tables.dependencies import MERGE, of_inheritance, referencing, ties
 from seekpoint.jobs.tables.sql_templates import Part, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Target
@@ -171,12 +171,11 @@ def allow_wait(driver: Driver, seconds: float) -> str:
 
 
 def others(tx: Tx, found: Sequence[Target]) -> str:
-    """Which other strategies can take these tables, and what is in the way of the rest."""
-    can = []
-    for strategy, obstacles in (("swap", ties), ("generation", without_generations)):
-        reasons = "; ".join(_without_merge(reason) for target in found for reason in obstacles(tx.connection, target))
-        can.append(f"'{strategy}' cannot: {reasons}" if reasons else f"'{strategy}' can")
-    return f"of the other strategies, whose wait does not grow with the rows, {', and '.join(can)} (open another run)"
+    """Whether ``swap`` can take these tables, whose wait does not grow with the rows, or what is in its way."""
+    reasons = "; ".join(_without_merge(reason) for target in found for reason in ties(tx.connection, target))
+    if reasons:
+        return f"strategy 'swap', whose wait does not grow with the rows, cannot take its place: {reasons}"
+    return "or open another run with strategy 'swap', whose wait does not grow with the rows"
 
 
 def _without_merge(reason: str) -> str:

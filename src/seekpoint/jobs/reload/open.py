@@ -15,8 +15,7 @@ from seekpoint.jobs.reload.merge_check import hides_rows
 from seekpoint.jobs.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.jobs.staging.extend_snapshot import beyond
-from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified, without_generations
-from seekpoint.jobs.tables.staging_schema import GENERATION
+from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified
 from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, resolve, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
@@ -71,7 +70,7 @@ def open_run(
         reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
         if reasons := reasons + _of_runs(tx, [target.name for target in found]):
             raise ReloadRefused(reasons)
-        prefix = GENERATION if strategy == "generation" else "seekpoint_reload_"
+        prefix = "seekpoint_reload_"
         if strategy in COMPARED:  # the other strategies publish their tables: those are logged
             prefix = prefix_of(tx.connection, prefix)
         versions = [known[source.group].version for source in sources]
@@ -149,7 +148,7 @@ def _of_tables(
     tx: Tx, found: Sequence[Target], groups: Sequence[str], known: Mapping[str, Row[Any]], strategy: str
 ) -> list[str]:
     reasons = []
-    ours = {target.shown for target in found}
+    ours = {target.path for target in found}
     for name, group in known.items():
         if name in groups:
             continue
@@ -159,7 +158,7 @@ def _of_tables(
                 f"group {name!r} writes {', '.join(shared)}, too: name its pipeline in the same reload; or, if it "
                 "ended for good and none of its rows are there, set its `tables` in consumer_group to '{}'"
             )
-    obstacles = {"swap": ties, "generation": without_generations, "merge": unidentified}
+    obstacles = {"swap": ties, "merge": unidentified}
     if strategy in obstacles:
         reasons += [reason for target in found for reason in obstacles[strategy](tx.connection, target)]
     reasons += [

@@ -1,46 +1,18 @@
-"""Publish strategies ``swap`` and ``generation``, in the cut-over's transaction, and why they are refused."""
+"""Publish strategy ``swap``, in the cut-over's transaction, and why it is refused there."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run import Driver, Step, Tx
+from seekpoint.jobs.run import Tx
 from seekpoint.jobs.tables.create_like import draw_from_live
-from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties, without_generations
-from seekpoint.jobs.tables.generations import generation_tables as leaves
+from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties
 from seekpoint.jobs.tables.handler_copies import tag_indexes
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import Staging, comment
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
-
-
-def attach(driver: Driver, targets: Sequence[Target]) -> None:
-    """Attach the rebuilt tables as partitions beside the current ones, in a step before the cut-over's locks.
-
-    No reader or writer waits for it: its lock conflicts only with another such step and with maintenance.
-    """
-    with driver.step("catching_up") as tx:
-        staging = Staging(tx.run.staging_schema)
-        for target in targets:
-            draw_from_live(tx.connection, staging, target)
-            _require_likeness(tx.connection, staging, target)
-            leaves.attach(tx, staging, target)
-
-
-def make_current(tx: Step, staging: Staging, target: Target) -> None:
-    """Make the rebuilt table the current generation: updates one row, and takes no lock that readers hold."""
-    _require_likeness(tx.connection, staging, target)
-    leaves.point(tx, staging, target, tx.run.id)
-
-
-def _require_likeness(connection: Connection, staging: Staging, target: Target) -> None:
-    if reasons := without_generations(connection, target):
-        raise ReloadRefused(reasons)
-    _unaltered(connection, staging, target)
 
 
 def swap(tx: Tx, staging: Staging, target: Target) -> None:
@@ -85,9 +57,8 @@ _SHAPE = text(
            pg_get_expr(d.adbin, d.adrelid)
     FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
-          AND a.attname <> 'seekpoint_generation'
     UNION ALL SELECT conname, pg_get_expr(conbin, conrelid), NULL, NULL, NULL FROM pg_constraint
-    WHERE conrelid = to_regclass(:name) AND contype = 'c' AND conname <> 'seekpoint_generation'
+    WHERE conrelid = to_regclass(:name) AND contype = 'c'
     ORDER BY 1, 2
     """
 )

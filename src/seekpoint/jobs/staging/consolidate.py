@@ -19,11 +19,10 @@ from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.constraints import check_references, references
 from seekpoint.jobs.tables.create_like import Sequences, make_like
-from seekpoint.jobs.tables.generations import generation_tables as leaves
 from seekpoint.jobs.tables.handler_copies import make_copy
 from seekpoint.jobs.tables.sql_templates import Statements, name, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns
-from seekpoint.jobs.tables.targets import REPLACING, PipelineSource, Target, targets
+from seekpoint.jobs.tables.targets import PipelineSource, Target, targets
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition
@@ -127,16 +126,14 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
             raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then resume"])
         check_dead_letters(tx, staging, done)
         staged = StagedRows(tx.connection, staging, sources, done.chosen)
-        replaces = tx.run.strategy in REPLACING
+        replaces = tx.run.strategy == "swap"
         for target in targets(tx.connection, sources):
             table = staging.table(target)
             if target.handled_as:
                 make_copy(tx.connection, staging, target, Sequences.CONTINUED if replaces else Sequences.OWN)
             else:
                 numbers = Sequences.CONTINUED if replaces else Sequences.IGNORED
-                make_like(tx.connection, table, target.path, numbers, prefix=staging.sequences(target))
-            if staging.is_generation:
-                leaves.make(tx, staging, target)
+                make_like(tx.connection, table, target.path, numbers, prefix=target.staged)
             staged.check_counts(target)
             staged.check_keys(target)
             staged.insert(target, table)
@@ -195,7 +192,7 @@ def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str,
                 run(tx.connection, "TRUNCATE {table}", table=staging.table(target))
                 staged.insert(target, staging.table(target))
         for target in found:
-            if tx.run.strategy not in REPLACING:
+            if tx.run.strategy != "swap":
                 check_references(tx.connection, staging, target, references(tx.connection, staging, target, found))
             run(tx.connection, "ANALYZE {table}", table=staging.table(target))
         driver.transition(tx, "indexed")
@@ -208,7 +205,7 @@ def _refused(
     bad: dict[tuple[tuple[str, Partition], int], psycopg.Error] = {}
     savepoint = tx.connection.begin_nested()
     for target in (one for one in found if not one.handled_as):  # a copy was made with all of them
-        replaces = tx.run.strategy in REPLACING
+        replaces = tx.run.strategy == "swap"
         make = partial(_all_indexes, tx.connection, staging, target) if replaces else None
         refused_ = refused(tx, staging, target, found, placed=partial(staged.placed, target), make=make)
         bad |= {(staged.places[place], at): error for (place, at), error in refused_.items()}

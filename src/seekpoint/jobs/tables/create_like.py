@@ -93,7 +93,7 @@ def draw_from_live(connection: Connection, staging: Staging, target: Target) -> 
     """Before the rebuilt table replaces the live one: make it draw from the live sequences, after its own numbers."""
     built = staging.table(target)
     for n, row in enumerate(_defaults(connection, target.path)):
-        own = (built[0], f"{staging.sequences(target)}_s{n}")
+        own = (built[0], f"{target.staged}_s{n}")
         if _is_drawn(row) and is_there(connection, own):
             _continue(connection, own, row.sequences[0])
             set_default(connection, built, row.column, row.expression)

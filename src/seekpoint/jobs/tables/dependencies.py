@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.jobs.tables.constraints import ForeignKey, foreign_keys
 from seekpoint.jobs.tables.staging_schema import UNLOGGED
-from seekpoint.jobs.tables.targets import Path, Target
+from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 
 DDL_WAIT = 300  # milliseconds for the lock of a swap: sessions that queue after this one wait as long
@@ -64,38 +64,10 @@ MERGE = "use strategy 'merge', the default"
 
 def ties(connection: Connection, target: Target) -> list[str]:
     """What a rename would break: everything that depends on the table itself and not on its name."""
-    if target.view is not None:
-        return [f"{target.name} is kept in generations, and cannot be swapped: use strategy 'generation' or 'merge'"]
-    found = _hanging_on(connection, target.path)
+    objects = connection.execute(_TIES, {"name": quoted(*target.path)}).scalars()
+    found = [what for what in objects if what is not None]  # what was dropped since has no description
     remedy = MERGE if target.key else "drop that, or give the table a unique key and use strategy 'merge'"
     return [f"{target.name} cannot be swapped, for it has {what}: {remedy}" for what in found]
-
-
-def hanging(connection: Connection, table: Path) -> list[str]:
-    """What a table has that a new generation would not have."""
-    kept = ("grants", "storage parameters", "inheritance")  # a new generation is given the same
-    found = _hanging_on(connection, table)
-    return [what for what in found if what not in kept and not what.startswith("sequence ")]
-
-
-def _hanging_on(connection: Connection, table: Path) -> list[str]:
-    found = connection.execute(_TIES, {"name": quoted(*table)}).scalars()
-    return [what for what in found if what is not None]  # what was dropped since has no description
-
-
-def without_generations(connection: Connection, target: Target) -> list[str]:
-    """Why there can be no new generation of this table."""
-    if target.handled_as is not None:  # enabling generations would not help: a handler cannot write a view
-        others = "'merge'" if target.view is not None else "'merge' or 'swap'"
-        return [f"{target.name} is written by a handler, and its copy is no generation: use strategy {others}"]
-    if target.view is None:
-        enable = f"run `seekpoint reload enable-generations {target.name}`, or call Generations(engine).enable"
-        other = f"; or {MERGE}" if target.key else ""
-        return [f"{target.name} is not kept in generations: {enable}({target.name!r}), once{other}"]
-    return [
-        f"{'.'.join(target.path)}, which counts, has {what}, and a new generation would not: drop it, or use 'merge'"
-        for what in hanging(connection, target.path)
-    ]
 
 
 # -- what a merge reaches beside the table itself ------------------------------------------------------------------

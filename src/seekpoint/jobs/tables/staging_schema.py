@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
-from zlib import crc32
 
 from psycopg import sql as ident
 from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Integer, MetaData, Table, Text, text
@@ -28,25 +27,11 @@ def unlogged(schema: str) -> ident.SQL:
     return ident.SQL("UNLOGGED" if schema.startswith(UNLOGGED) else "")
 
 
-LONGEST = 63  # bytes of a name; ROOM is for the ending of an index's
-ROOM = len("_i999")
-
-
-def fitted(view: str, ending: str) -> str:
-    """A name made of a view's and an ending, cut where it would be too long; names that differ stay different."""
-    given = view.encode()
-    if len(given) + len(ending) + ROOM <= LONGEST:
-        return view + ending
-    ending = f"_{crc32(given):08x}{ending}"
-    return given[: LONGEST - ROOM - len(ending)].decode(errors="ignore") + ending
-
-
 UNLOGGED = "seekpoint_unlogged_"  # begins the schema's name of a run whose tables no publication may have
-GENERATION = "seekpoint_generation_"  # begins the schema's name of a run whose tables are to be generations
 
 
 class Staging:
-    """The names of one run's tables: in its schema, or beside the live tables if they are to be generations."""
+    """The names of one run's tables, in its schema."""
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
@@ -62,29 +47,13 @@ class Staging:
         self.lost = table("lost", "from_offset", "to_offset", is_unique=False)
         self.dead_letters = dead_letter.to_metadata(metadata, schema=schema)
 
-    @property
-    def is_generation(self) -> bool:
-        """Whether the rebuilt tables are to be generations: they are never moved, because readers lock them early."""
-        return self.schema.startswith(GENERATION)
-
-    @property
-    def ending(self) -> str:
-        """The ending of such tables' names, which only this run has."""
-        return f"_g{self.schema.removeprefix(GENERATION)}"
-
     def table(self, target: Target) -> Path:
         """The rebuilt table."""
-        if self.is_generation and target.view is not None:
-            return target.view[0], fitted(target.view[1], self.ending)
         return self.schema, target.built
 
     def index(self, target: Target, number: int) -> str:
         """One of the rebuilt table's indexes, where it gets all that the live one has."""
-        return f"{self.sequences(target)}_i{number}"
-
-    def sequences(self, target: Target) -> str:
-        """The prefix of the names of the rebuilt table's sequences."""
-        return self.table(target)[1] if self.is_generation else target.staged
+        return f"{target.staged}_i{number}"
 
     def attempt_rows(self, attempt: str, number: int) -> Path:
         """The rows of one attempt at one range, of one sink."""

@@ -14,13 +14,11 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.catalog import quoted, require_index
-from seekpoint.sinks.target_table import COLUMN, look
 from seekpoint.sinks.upsert.strategy import WriteStrategies
 from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.import_by_name import load_pipeline
 
 Path = tuple[str, str]  # schema and table
-REPLACING = ("swap", "generation")  # strategies that put the rebuilt table in the place of the live one
 COMPARED = ("merge", "verify")  # strategies that look for differences, row by row
 
 
@@ -79,7 +77,6 @@ class Target:
     feeds: tuple[Feed, ...]
     handled_as: Path | None = None
     by_handler: bool = False  # its SQL writes the table, so the written columns are not known
-    view: Path | None = None  # over its generations; ``path`` is the current one
 
     @property
     def built(self) -> str:
@@ -89,12 +86,7 @@ class Target:
     @property
     def name(self) -> str:
         """The qualified name in messages."""
-        return ".".join(self.shown)
-
-    @property
-    def shown(self) -> Path:
-        """What services read: the table, or the view over its generations."""
-        return self.view or self.path
+        return ".".join(self.path)
 
     @property
     def all_columns(self) -> tuple[str, ...]:
@@ -155,10 +147,6 @@ TABLE = text(
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)
     """
 )
-_HAS_COLUMN = text(
-    "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attname = :column "
-    "AND NOT attisdropped)"
-)
 _COLUMNS = text(
     """
     SELECT a.attname AS name,
@@ -199,11 +187,10 @@ def targets(connection: Connection, given: Sequence[PipelineSource]) -> tuple[Ta
     feeds: dict[Path, list[Feed]] = {}
     handled: dict[Path, Path] = {}
     by_handler: set[Path] = set()
-    live: dict[Path, Path] = {}  # of tables that are kept in generations, the current one
     for n, source in enumerate(given):
         for number, sink in enumerate(source.pipeline.sinks):
             assert isinstance(sink, TableSink)
-            path = _plain(connection, repr(sink), sink.path, live)
+            path = _plain(connection, repr(sink), sink.path)
             feeds.setdefault(path, []).append(Feed(n, number, sink))
             if source.has_handler:
                 handled[path] = path
@@ -217,34 +204,22 @@ def targets(connection: Connection, given: Sequence[PipelineSource]) -> tuple[Ta
         _target(
             connection,
             f"t{n}",
-            live.get(path, path),
+            path,
             feeds[path],
             handled_as=handled.get(path),
             by_handler=path in by_handler,
-            view=path if path in live else None,
         )
         for n, path in enumerate(sorted(feeds))
     )
 
 
-def _plain(connection: Connection, who: str, named: Sequence[str], live: dict[Path, Path] | None = None) -> Path:
-    """The table that is named so, also where it is kept in generations: then ``live`` gets the current one."""
+def _plain(connection: Connection, who: str, named: Sequence[str]) -> Path:
+    """The table that is named so. Raises ConfigError where there is none, and for a view."""
     row = connection.execute(TABLE, {"name": quoted(*named)}).one_or_none()
-    if live is not None and row is not None and row.kind == "v" and (current := _current(connection, named)):
-        live[row.schema, row.name] = current
-        return row.schema, row.name
     if row is None or row.kind not in {"r", "p"}:
         what = "is not there" if row is None else "is neither a plain nor a partitioned table"
         raise ConfigError(f"{who}: the table {what}: only tables can be reloaded")
-    if row.kind == "p" and connection.execute(_HAS_COLUMN, {"name": quoted(*named), "column": COLUMN}).scalar():
-        raise ConfigError(f"{who}: {row.schema}.{row.name} holds the generations of a view: name the view")
     return row.schema, row.name
-
-
-def _current(connection: Connection, view: Sequence[str]) -> Path | None:
-    found = look(connection, view)
-    path = found.current(connection) if found.ledger is not None else None
-    return None if path is None else (path[0], path[1])
 
 
 # Tables of a run, beside what it builds.
@@ -277,11 +252,9 @@ def _target(
     *,
     handled_as: Path | None,
     by_handler: bool,
-    view: Path | None,
 ) -> Target:
     name = {"name": quoted(*path)}
-    found = (Column(*row) for row in connection.execute(_COLUMNS, name))
-    columns = [column for column in found if view is None or column.name != COLUMN]
+    columns = [Column(*row) for row in connection.execute(_COLUMNS, name)]
     kinds = {(type(f.sink), getattr(f.sink, "key", None), getattr(f.sink, "order_by", None)) for f in feeds}
     if len(kinds) > 1:
         raise ConfigError(
@@ -294,7 +267,7 @@ def _target(
     else:
         keys = [tuple(row.key) for row in connection.execute(_KEYS, name)]
         key = _key_by_handler(columns, keys) if by_handler else _key_by_rows(first, columns, keys)
-    return Target(path, staged, tuple(columns), key, tuple(feeds), handled_as, by_handler, view)
+    return Target(path, staged, tuple(columns), key, tuple(feeds), handled_as, by_handler)
 
 
 def _key_by_rows(sink: TableSink | None, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

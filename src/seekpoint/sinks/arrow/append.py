@@ -50,9 +50,9 @@ class AppendArrow(TableSink[V_contra, K_contra]):
         """Open the COPY when the first rows are sent: only then are the columns known."""
         required()
         from seekpoint.sinks.arrow.copy import open_copies  # noqa: PLC0415 -- a declaration needs no database driver
-        from seekpoint.sinks.target_table import target_path  # noqa: PLC0415
+        from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
 
-        with target_path(tx, self.path) as path, open_copies(tx, path, lambda: self.written, self.json) as writer:
+        with rerun_if_changed(tx, self.path), open_copies(tx, self.path, lambda: self.written, self.json) as writer:
             yield writer
 
     def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:

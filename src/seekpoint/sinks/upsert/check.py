@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from psycopg import sql
@@ -11,14 +10,13 @@ from sqlalchemy import Connection
 from seekpoint.sinks.catalog import Layout, survey
 from seekpoint.sinks.check import explained, plan
 from seekpoint.sinks.dedupe import Target
-from seekpoint.sinks.target_table import target_path
+from seekpoint.sinks.target_table import rerun_if_changed
 from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 
 def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
     """An upsert's table as it is. Raises ConfigError where it, a column, the key's index or a right is missing."""
-    with explained(target.name), target_path(tx, target.path) as at:
-        target = replace(target, path=at)
+    with explained(target.name), rerun_if_changed(tx, target.path):
         layout, _ = survey(tx, target)
         statements = UpsertSql(target, layout)
         if target.columns is not None:

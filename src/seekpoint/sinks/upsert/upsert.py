@@ -141,18 +141,15 @@ class Upsert(TableSink[V_contra, K_contra]):
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Take the rows as they come; they are in the table when the block is left."""
-        from seekpoint.sinks.target_table import target_path  # noqa: PLC0415
+        from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
         from seekpoint.sinks.upsert.writer import CachedLayout, UpsertWriter  # noqa: PLC0415 -- a declaration needs no driver
 
         self._known = self._known or CachedLayout()
         with (
-            target_path(tx, self.path) as path,
-            UpsertWriter(tx, lambda: self._aim(path), self._known, self.strategies) as writer,
+            rerun_if_changed(tx, self.path),
+            UpsertWriter(tx, lambda: self.target, self._known, self.strategies) as writer,
         ):
             yield writer
-
-    def _aim(self, path: tuple[str, ...]) -> Target:
-        return self.target if path == self.path else dataclasses.replace(self.target, path=path)
 
     def check(self, tx: Connection, kinds: Collection[Any] = ()) -> Any:
         """The table's layout. Raises ConfigError where it, a column, the key's index or a right is missing."""

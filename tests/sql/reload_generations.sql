@@ -1,2 +1,0 @@
-SELECT seekpoint.generation.table_schema, seekpoint.generation.table_name, seekpoint.generation.number, seekpoint.generation.current, seekpoint.generation.parent, seekpoint.generation.run, seekpoint.generation.changed_at, generation.xmin::text AS turned
-FROM seekpoint.generation ORDER BY seekpoint.generation.table_schema, seekpoint.generation.table_name;

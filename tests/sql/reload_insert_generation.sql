@@ -1,1 +1,0 @@
-INSERT INTO seekpoint.generation (table_schema, table_name, number, current, parent, run, changed_at) VALUES (%(table_schema)s::VARCHAR, %(table_name)s::VARCHAR, %(number)s::BIGINT, %(current)s::VARCHAR, %(parent)s::VARCHAR, %(run)s::UUID, %(changed_at)s::TIMESTAMP WITH TIME ZONE);

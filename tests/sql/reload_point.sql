@@ -1,1 +1,0 @@
-UPDATE seekpoint.generation SET number=%(to_number)s::BIGINT, current=%(to_current)s::VARCHAR, run=%(by_run)s::UUID, changed_at=clock_timestamp() WHERE seekpoint.generation.table_schema = %(of_schema)s::VARCHAR AND seekpoint.generation.table_name = %(of_table)s::VARCHAR;

@@ -136,10 +136,9 @@ def test_a_record_that_the_handler_names_costs_one_call() -> None:
 @pytest.mark.parametrize("every", [10, 100, 1000])
 def test_many_bad_records_do_not_make_the_work_grow_with_the_batch(every: int) -> None:
     """The first batch finds out how far apart they come; the next ones are cut into parts from the beginning."""
-    strides, count = Strides(), 20_000
-    handed = []
+    strides, count = Strides(), max(4_000, 20 * every)
+    handed, records = [], records_of(count)
     for _ in range(3):
-        records = records_of(count)
         handler = Handler({records[n].id: Poison("no") for n in range(every // 2, count, every)})
         tx, batch, applied = isolated(handler, records, strides)
         assert len(batch.outcome.dead_letters) == count // every
@@ -250,7 +249,7 @@ def too_long() -> Exception:
 def test_parts_are_halved_once_for_what_takes_too_long_and_grow_again() -> None:
     """At most 300 at once for one batch, then any number: soon whole batches are written again."""
     strides, limits = Strides(), [300]
-    sizes: list[int] = []
+    records, sizes = records_of(10_000), list[int]()
 
     def handle(tx: Any, batch: Batch[Any, Any]) -> None:
         if len(batch) > limits[-1]:
@@ -258,17 +257,17 @@ def test_parts_are_halved_once_for_what_takes_too_long_and_grow_again() -> None:
         sizes.append(len(batch))
         tx.rows += [r.id for r in batch]
 
-    isolated(handle, records_of(10_000), strides)
+    isolated(handle, records, strides)
     assert strides.expects_failures
     assert 64 <= max(sizes) <= 300
     limits.append(10**6)
     for _ in range(5):
-        isolated(handle, records_of(10_000), strides)
+        isolated(handle, records, strides)
     assert not strides.expects_failures
 
 
 def test_where_statements_still_take_too_long_few_parts_fail() -> None:
-    strides, failed, written = Strides(), 0, 0
+    strides, records, failed, written = Strides(), records_of(3_000), 0, 0
 
     def handle(tx: Any, batch: Batch[Any, Any]) -> None:
         nonlocal failed, written
@@ -278,9 +277,9 @@ def test_where_statements_still_take_too_long_few_parts_fail() -> None:
         written += 1
 
     for _ in range(10):
-        isolated(handle, records_of(10_000), strides)
+        isolated(handle, records, strides)
     assert failed <= 20
-    assert written <= 10 * 10_000 / 64
+    assert written <= 10 * 3_000 / 64
 
 
 def test_what_one_record_takes_alone_says_nothing_of_the_size() -> None:

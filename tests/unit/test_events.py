@@ -12,10 +12,14 @@ from seekpoint import Pipeline, Text, Worker, events
 from seekpoint.errors import ConfigError, DeclarationDiffers, OffsetLost
 from seekpoint.events import Announcer, Event
 from seekpoint.records import Cause, Failure, Partition, Span
+from support.failures import for_each
 from support.public_kinds import EVENTS
 
 
-@pytest.mark.parametrize("kind", [Event, *EVENTS])
+KINDS: list[type[Event]] = [Event, *EVENTS]
+
+
+@for_each(KINDS)
 def test_an_event_is_a_frozen_value_with_a_promise_and_a_level(kind: type[Event]) -> None:
     assert dataclasses.is_dataclass(kind)
     assert vars(kind)["__dataclass_params__"].frozen

@@ -13,6 +13,7 @@ from seekpoint import Limits
 from seekpoint.cli.app import app
 from seekpoint.testing.servers import topics
 from support.command import seekpoint
+from support.failures import for_each
 
 DATABASE = ["--database-url", "postgresql://ada:secret@127.0.0.1:1/shop"]
 BROKERS = ["--kafka", "bootstrap.servers=127.0.0.1:1"]
@@ -102,7 +103,7 @@ def test_servers_that_are_away(command: str, place: dict[str, str]) -> None:
     assert "secret" not in result.output
 
 
-@pytest.mark.parametrize("command", sorted(ALL))
+@for_each(sorted(ALL))
 def test_wrong_usage(command: str) -> None:
     assert "No such option" in seekpoint(*command.split(), "--no-such-option", exits=2).stderr
 

@@ -20,13 +20,17 @@ from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import Fault, connection_lost, fault, is_data_error, is_transient, sqlstate
 from seekpoint.records import Partition
+from support.failures import for_each
 
 NAMES = [field.name for field in fields(Limits)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [0, -1, -0.5, math.nan, math.inf, "5", None, True, timedelta(seconds=5), [5]])
-def test_a_limit_is_a_finite_number_greater_than_zero(name: str, value: Any) -> None:
+WRONG = [0, -1, -0.5, math.nan, math.inf, "5", None, True, timedelta(seconds=5), [5]]
+
+
+@for_each([(name, value) for name in NAMES for value in WRONG])
+def test_a_limit_is_a_finite_number_greater_than_zero(limit: tuple[str, Any]) -> None:
+    name, value = limit
     if (name, value) == ("start_wait", None):  # no limit
         assert Limits(start_wait=None) == Limits()
         return
@@ -47,20 +51,20 @@ def test_a_share_of_a_record_is_no_limit() -> None:
         Limits(batch_records=2.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Retry)])
-@pytest.mark.parametrize("value", [True, "5", None, -1, [1]])
-def test_a_retry_of_another_type_is_refused(name: str, value: Any) -> None:
+@for_each([(field.name, value) for field in fields(Retry) for value in (True, "5", None, -1, [1])])
+def test_a_retry_of_another_type_is_refused(option: tuple[str, Any]) -> None:
+    name, value = option
     with pytest.raises(ConfigError, match=rf"Retry\({name}="):
         Retry(**{name: value})
 
 
-@pytest.mark.parametrize("limits", [{"batch_records": 5}, Limits, Retry(), 500, "Limits()"])
+@for_each([{"batch_records": 5}, Limits, Retry(), 500, "Limits()"])
 def test_limits_of_another_type_are_refused(limits: Any) -> None:
     with pytest.raises(ConfigError, match="limits= must be a Limits"):
         Ledger("postgresql://nobody@127.0.0.1:1/none", "g", limits=limits)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_every_limit_can_be_set_and_is_described(name: str) -> None:
     assert getattr(Limits(**{name: 7}), name) == 7
     assert f"``{name}``" in (Limits.__doc__ or "")
@@ -118,56 +122,56 @@ def test_waits_of_workers_that_failed_together_differ() -> None:
 TRANSIENT, DATA, PROGRAM = Fault.TRANSIENT, Fault.DATA, Fault.PROGRAM
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (None, TRANSIENT),
-        ("08006", TRANSIENT),  # connection failure
-        ("40001", TRANSIENT),  # serialization failure
-        ("40P01", TRANSIENT),  # deadlock
-        ("53100", TRANSIENT),  # disk full
-        ("53300", TRANSIENT),  # too many connections
-        ("57014", TRANSIENT),  # query cancelled, statement_timeout
-        ("57P01", TRANSIENT),  # terminated by the administrator
-        ("57P03", TRANSIENT),  # starting up
-        ("58030", TRANSIENT),  # I/O error
-        ("25006", TRANSIENT),  # read-only: a standby
-        ("25P03", TRANSIENT),  # idle in transaction for too long
-        ("25P04", TRANSIENT),  # transaction_timeout
-        ("55P03", TRANSIENT),  # lock not available
-        ("22001", DATA),  # string too long
-        ("22003", DATA),  # out of range
-        ("22008", DATA),  # date out of range
-        ("22021", DATA),  # not in the encoding
-        ("22P02", DATA),  # not of the type's syntax
-        ("22P05", DATA),  # a character that has no place in the encoding
-        ("23502", DATA),  # NOT NULL
-        ("23503", DATA),  # foreign key
-        ("23505", DATA),  # unique
-        ("23514", DATA),  # check
-        ("23P01", DATA),  # exclusion
-        ("44000", DATA),  # WITH CHECK OPTION
-        ("54000", DATA),  # too long for its index
-        ("54001", DATA),  # JSON too deep for the stack
-        ("25P02", PROGRAM),  # the transaction is aborted: an error was swallowed
-        ("28P01", PROGRAM),  # wrong password
-        ("3D000", PROGRAM),  # no such database
-        ("42501", PROGRAM),  # no right
-        ("42601", PROGRAM),  # syntax
-        ("42703", PROGRAM),  # no such column
-        ("42P01", PROGRAM),  # no such table
-        ("0A000", PROGRAM),  # not supported
-        ("XX000", PROGRAM),  # internal error
-        ("P0001", DATA),  # RAISE EXCEPTION: a trigger that refuses a row
-        ("OV404", DATA),  # an application's own class
-        ("42X01", DATA),  # an application's own, in a class of Postgres
-        ("UE001", DATA),
-        ("57X01", TRANSIENT),  # a newer server's, or a pooler's
-        ("42883", PROGRAM),  # no such function
-    ],
-)
-def test_what_an_sqlstate_says(code: str | None, expected: Fault) -> None:
-    assert fault(code) is expected
+SQLSTATES = {
+    None: TRANSIENT,
+    "08006": TRANSIENT,  # connection failure
+    "40001": TRANSIENT,  # serialization failure
+    "40P01": TRANSIENT,  # deadlock
+    "53100": TRANSIENT,  # disk full
+    "53300": TRANSIENT,  # too many connections
+    "57014": TRANSIENT,  # query cancelled, statement_timeout
+    "57P01": TRANSIENT,  # terminated by the administrator
+    "57P03": TRANSIENT,  # starting up
+    "58030": TRANSIENT,  # I/O error
+    "25006": TRANSIENT,  # read-only: a standby
+    "25P03": TRANSIENT,  # idle in transaction for too long
+    "25P04": TRANSIENT,  # transaction_timeout
+    "55P03": TRANSIENT,  # lock not available
+    "22001": DATA,  # string too long
+    "22003": DATA,  # out of range
+    "22008": DATA,  # date out of range
+    "22021": DATA,  # not in the encoding
+    "22P02": DATA,  # not of the type's syntax
+    "22P05": DATA,  # a character that has no place in the encoding
+    "23502": DATA,  # NOT NULL
+    "23503": DATA,  # foreign key
+    "23505": DATA,  # unique
+    "23514": DATA,  # check
+    "23P01": DATA,  # exclusion
+    "44000": DATA,  # WITH CHECK OPTION
+    "54000": DATA,  # too long for its index
+    "54001": DATA,  # JSON too deep for the stack
+    "25P02": PROGRAM,  # the transaction is aborted: an error was swallowed
+    "28P01": PROGRAM,  # wrong password
+    "3D000": PROGRAM,  # no such database
+    "42501": PROGRAM,  # no right
+    "42601": PROGRAM,  # syntax
+    "42703": PROGRAM,  # no such column
+    "42P01": PROGRAM,  # no such table
+    "0A000": PROGRAM,  # not supported
+    "XX000": PROGRAM,  # internal error
+    "P0001": DATA,  # RAISE EXCEPTION: a trigger that refuses a row
+    "OV404": DATA,  # an application's own class
+    "42X01": DATA,  # an application's own, in a class of Postgres
+    "UE001": DATA,
+    "57X01": TRANSIENT,  # a newer server's, or a pooler's
+    "42883": PROGRAM,  # no such function
+}
+
+
+@for_each(SQLSTATES)
+def test_what_an_sqlstate_says(code: str | None) -> None:
+    assert fault(code) is SQLSTATES[code]
 
 
 ERRORS: dict[str, type[psycopg.Error]] = {

@@ -3,51 +3,51 @@
 from __future__ import annotations
 
 import psycopg
-import pytest
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import SchemaMismatch
 from seekpoint.postgres.sqlstates import is_transient_at_start
+from support.failures import for_each
 
 FATAL = 'connection failed: connection to server at "10.0.0.1", port 5432 failed: FATAL:  '
 
 
-@pytest.mark.parametrize(
-    ("said", "passes"),
-    [
-        ('connection failed: connection to server at "10.0.0.1", port 5432 failed: Connection refused', True),
-        ("failed to resolve host 'db': [Errno -2] Name or service not known", True),
-        ("connection timeout expired", True),
-        (FATAL + "the database system is starting up", True),
-        (FATAL + "sorry, too many clients already", True),
-        (FATAL + "server login has been failing, try again later (server_login_retry)", True),
-        (FATAL + "ein Satz, den niemand hier kennt", True),
-        (FATAL + 'password authentication failed for user "shop"', False),
-        (FATAL + 'no pg_hba.conf entry for host "10.0.0.2", user "shop", database "shop", no encryption', False),
-        (FATAL + 'database "shop" does not exist', False),
-        (FATAL + 'role "shop" is not permitted to log in', False),
-        ("connection is bad: fe_sendauth: no password supplied", False),
-        ('connection is bad: invalid sslmode value: "on"', False),
-        ('connection is bad: invalid "ssl_min_protocol_version" value: "9"', False),
-        ('connection is bad: invalid integer value "x" for connection option "keepalives"', False),
-        ('connection is bad: invalid port number: "x"', False),
-        ('connection is bad: invalid connection option "hots"', False),
-        ("connection is bad: invalid SSL protocol version range", False),
-        ('connection is bad: sslmode value "require" invalid when SSL support is not compiled in', False),
-        (FATAL + 'invalid value for parameter "work_mem": "much"', False),
-        (FATAL + "invalid command-line argument for server process: x", False),
-        ("connection failed: received invalid response to SSL negotiation: H", True),
-        ("connection failed: received invalid response to GSSAPI negotiation: H", True),
-        ("connection failed: received invalid protocol negotiation message: message too short", True),
-        ("connection failed: received invalid authentication request", True),
-        ("connection failed: invalid connection state, probably indicative of memory corruption", True),
-        ('connection failed: root certificate file "/none.crt" does not exist', False),
-    ],
-)
-def test_a_server_that_is_away_is_waited_for_and_one_that_refuses_is_not(said: str, passes: bool) -> None:
-    error = psycopg.OperationalError(said)
-    assert is_transient_at_start(error) is passes
-    assert is_transient_at_start(OperationalError("", {}, error)) is passes
+TRANSIENT = {
+    'connection failed: connection to server at "10.0.0.1", port 5432 failed: Connection refused': True,
+    "failed to resolve host 'db': [Errno -2] Name or service not known": True,
+    "connection timeout expired": True,
+    FATAL + "the database system is starting up": True,
+    FATAL + "sorry, too many clients already": True,
+    FATAL + "server login has been failing, try again later (server_login_retry)": True,
+    FATAL + "ein Satz, den niemand hier kennt": True,
+    FATAL + 'password authentication failed for user "shop"': False,
+    FATAL + 'no pg_hba.conf entry for host "10.0.0.2", user "shop", database "shop", no encryption': False,
+    FATAL + 'database "shop" does not exist': False,
+    FATAL + 'role "shop" is not permitted to log in': False,
+    "connection is bad: fe_sendauth: no password supplied": False,
+    'connection is bad: invalid sslmode value: "on"': False,
+    'connection is bad: invalid "ssl_min_protocol_version" value: "9"': False,
+    'connection is bad: invalid integer value "x" for connection option "keepalives"': False,
+    'connection is bad: invalid port number: "x"': False,
+    'connection is bad: invalid connection option "hots"': False,
+    "connection is bad: invalid SSL protocol version range": False,
+    'connection is bad: sslmode value "require" invalid when SSL support is not compiled in': False,
+    FATAL + 'invalid value for parameter "work_mem": "much"': False,
+    FATAL + "invalid command-line argument for server process: x": False,
+    "connection failed: received invalid response to SSL negotiation: H": True,
+    "connection failed: received invalid response to GSSAPI negotiation: H": True,
+    "connection failed: received invalid protocol negotiation message: message too short": True,
+    "connection failed: received invalid authentication request": True,
+    "connection failed: invalid connection state, probably indicative of memory corruption": True,
+    'connection failed: root certificate file "/none.crt" does not exist': False,
+}
+
+
+@for_each(TRANSIENT)
+def test_a_server_that_is_away_is_waited_for_and_one_that_refuses_is_not(sentence: str) -> None:
+    error = psycopg.OperationalError(sentence)
+    assert is_transient_at_start(error) is TRANSIENT[sentence]
+    assert is_transient_at_start(OperationalError("", {}, error)) is TRANSIENT[sentence]
 
 
 def test_what_no_database_raised_is_not_waited_for() -> None:

@@ -15,7 +15,6 @@ from seekpoint.records import Cause, Failure, Partition, Span
 from support.failures import for_each
 from support.public_kinds import EVENTS
 
-
 KINDS: list[type[Event]] = [Event, *EVENTS]
 
 

@@ -76,7 +76,7 @@ chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=20
 properties: $(SPARK)  ## every write strategy against a plain model: make properties EXAMPLES=20000
 	SEEKPOINT_EXAMPLES=$(EXAMPLES) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --timeout 0 tests/postgres/test_write_strategies.py $(ARGS)
 
-mutants: $(SPARK) $(DOCS)  ## break the lines that the promise hangs on, one by one: a test must fail each time
+mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 bench: $(SPARK)  ## every question, next to the floor: hours; make bench QUICK=1: the core, in under three minutes

@@ -1,30 +1,62 @@
-"""The breakages of ``make mutants`` fit the code as it is: one that does not is found without running its tests."""
+"""The breakages of ``make mutants`` fit the code as it is: one that does not is found without running its test."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from mutants.breakages import Breakage
-from mutants.run import BREAKAGES, ROOT, edited
+from mutants.breakage import ROOT, Breakage, Edit, broken, read
 
-UNDEFINED = [sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", "--select", "F821,F822,F823,E9", "-"]
-
-
-@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.name)
-def test_a_breakage_fits_exactly_and_its_tests_exist(breakage: Breakage) -> None:
-    for file, text in edited(breakage).items():
-        if not file.endswith(".py"):
-            continue
-        checked = subprocess.run(UNDEFINED, input=text, capture_output=True, text=True, check=False)
-        assert checked.returncode == 0, f"{file}: any test fails on an undefined name: {checked.stdout}"
-    for test in breakage.tests:
-        path, _, name = test.partition("::")
-        assert not name or f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(), test
+BREAKAGES = read(ROOT / "tests" / "mutants")
+MOST = 150  # each costs a test's time in `make mutants`
+UNDEFINED = ["ruff", "check", "--isolated", "--quiet", "--output-format=concise", "--select", "F821,F822,F823"]
 
 
-def test_names_are_unique() -> None:
-    names = [breakage.name for breakage in BREAKAGES]
-    assert len(set(names)) == len(names)
+def test_each_breakage_fits_and_its_test_exists(tmp_path: Path) -> None:
+    failures = [f"{breakage.name}: {failure}" for breakage in BREAKAGES for failure in _failures(breakage, tmp_path)]
+    # Any test fails on an undefined name. The folder below tmp_path is the breakage's name.
+    checked = subprocess.run(
+        [sys.executable, "-m", *UNDEFINED, "."], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert not failures, "\n".join(failures)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_there_are_no_more_than_can_be_run() -> None:
+    assert 0 < len(BREAKAGES) <= MOST
+
+
+def test_a_breakage_that_does_not_fit_is_refused() -> None:
+    run = ("worker/loop.py", "Loop.run")
+    for edit, message in (
+        (Edit(*run, "there is no such text", "", False), "has 0 times, not once"),
+        (Edit(*run, "self", "", False), "times, not once"),
+        (Edit("worker/loop.py", "Loop.runs", "self", "", False), "defines 0 times, not once: Loop.runs"),
+        (Edit("worker/loops.py", "Loop.run", "self", "", False), "there is no worker/loops.py"),
+        (Edit(*run, "def run(", "pass", True), "has no statement with 'def run('"),
+        (Edit(*run, "def run(", "def run((", False), "cannot be parsed with 'def run(('"),
+        (Edit(*run, "def run(", "def run( ", False), "does the same with 'def run( ' for 'def run('"),
+    ):
+        with pytest.raises(LookupError, match=re.escape(message)):
+            broken(Breakage("one", (edit,), "tests/unit/test_breakages.py::test_there_are_no_more_than_can_be_run"))
+
+
+def _failures(breakage: Breakage, folder: Path) -> Iterator[str]:
+    try:
+        texts = broken(breakage)
+    except LookupError as error:
+        yield str(error)
+        return
+    for file, text in texts.items():
+        copy = folder / breakage.name / file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text)
+    path, _, name = breakage.test.partition("::")
+    function = name.partition("[")[0]
+    if not (ROOT / path).is_file() or f"def {function}(" not in (ROOT / path).read_text():
+        yield f"there is no test {breakage.test}"

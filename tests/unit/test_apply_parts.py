@@ -20,7 +20,7 @@ from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
-from seekpoint.worker.apply import TRIES, Mode, apply
+from seekpoint.worker.apply import TRIES, Failed, Mode, apply
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.bisect import LEAST, Strides
 from seekpoint.worker.open_batch import Buffer, OpenBatch
@@ -124,6 +124,20 @@ def test_one_bad_record_costs_about_log2_calls(count: int, place: float) -> None
     handler = Handler({records[round(place * (count - 1))].id: Poison("no")})
     isolated(handler, records)
     assert handler.calls <= math.log2(count) + 7
+
+
+def test_in_parts_no_record_is_blamed_for_a_statement_of_before_an_alter() -> None:
+    """A record that is tried alone, or a batch in which failures are expected: the statement is made again first."""
+    (record,) = records_of(1)
+    error = psycopg.errors.DatatypeMismatch('column "v" is of type jsonb but expression is of type integer')
+    batch = opened([record])
+    pipeline = Pipeline("g", topics="t", value=Bytes(), handle=Handler({record.id: error}), on_poison="dead_letter")
+    with pytest.raises(Failed) as failed:
+        apply(Tx(), pipeline, batch, Mode(is_bisecting=True), Strides())  # type: ignore[arg-type]
+    assert failed.value.is_of_before_alter
+    assert not batch.outcome.dead_letters
+    apply(Tx(), pipeline, batch, Mode(attempt=2, is_bisecting=True), Strides())  # type: ignore[arg-type]
+    assert [aside.record.id for aside in batch.outcome.dead_letters] == [record.id]
 
 
 def test_a_record_that_the_handler_names_costs_one_call() -> None:

@@ -25,6 +25,8 @@ INVALID_CATALOG_NAME, INVALID_SCHEMA_NAME = "3D000", "3F000"
 SERIALIZATION_FAILURE, DEADLOCK_DETECTED = "40001", "40P01"
 INSUFFICIENT_PRIVILEGE = "42501"
 UNDEFINED_TABLE, UNDEFINED_COLUMN = "42P01", "42703"
+UNDEFINED_FUNCTION, UNDEFINED_OBJECT, AMBIGUOUS_FUNCTION = "42883", "42704", "42725"
+AMBIGUOUS_PARAMETER, INDETERMINATE_DATATYPE = "42P08", "42P18"
 DATATYPE_MISMATCH, CANNOT_COERCE = "42804", "42846"
 WRONG_OBJECT_TYPE, INVALID_COLUMN_REFERENCE, GENERATED_ALWAYS = "42809", "42P10", "428C9"
 OBJECT_NOT_IN_PREREQUISITE_STATE, OBJECT_IN_USE, LOCK_NOT_AVAILABLE = "55000", "55006", "55P03"
@@ -57,6 +59,12 @@ _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
 # A parameter has the type of the record's value: true where a number is due is 42804 (in a cast 42846), not 22P02.
 # And one row met twice by one ON CONFLICT DO UPDATE (21000) is what the batch holds.
 _DATA_CODES = frozenset({CARDINALITY_VIOLATION, DATATYPE_MISMATCH, CANNOT_COERCE})
+
+# A statement that was made, or prepared, before a table was altered has parameters or casts of the old types.
+_ALTERED = frozenset(
+    {DATATYPE_MISMATCH, CANNOT_COERCE, UNDEFINED_FUNCTION, UNDEFINED_COLUMN, UNDEFINED_OBJECT, AMBIGUOUS_FUNCTION}
+    | {AMBIGUOUS_PARAMETER, INDETERMINATE_DATATYPE, INVALID_COLUMN_REFERENCE, GENERATED_ALWAYS}
+)
 
 _CHECKS_ROWS = "ExecWithCheckOptions"
 
@@ -123,6 +131,11 @@ def is_transient(error: BaseException) -> bool:
     if code is None:  # it never reached the server, or the answer is lost
         return isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError)
     return fault(code) is Fault.TRANSIENT
+
+
+def may_be_of_before_alter(error: BaseException) -> bool:
+    """Whether the statement may fail only because it was made, or prepared, before its table was altered."""
+    return sqlstate(error) in _ALTERED
 
 
 def is_timeout(error: BaseException) -> bool:

@@ -41,6 +41,7 @@ from seekpoint.postgres.sqlstates import (
     driver_error,
     fault_of,
     is_database_error,
+    may_be_of_before_alter,
     may_be_one_records,
     sqlstate,
 )
@@ -110,6 +111,11 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
     def is_timeout(self) -> bool:
         """Whether the server cancelled a statement, mostly for the time that it took."""
         return sqlstate(self.error) == QUERY_CANCELED  # statement_timeout, mostly
+
+    @property
+    def is_of_before_alter(self) -> bool:
+        """Whether the statement may be of before an ALTER: made again on another connection, it may succeed."""
+        return self.cause is Cause.DATABASE and may_be_of_before_alter(self.error)
 
     @property
     def waited(self) -> bool:
@@ -500,6 +506,8 @@ class _Parts:
             counts = self._write(records)
         except Failed as failed:
             if self._mode.is_patient and failed.fault is Fault.TRANSIENT and not failed.is_timeout:
+                raise
+            if self._mode.attempt == 1 and failed.is_of_before_alter:
                 raise
             self._tx.savepoints.undo()
             return self._failure(failed, part)

@@ -75,7 +75,7 @@ def recovery_for(error: Exception, attempt: Mode) -> Recovery:
         case TopicIdMismatch():
             return DropPartitions(mismatches=error.mismatches)
         case Failed():
-            return _of_failed(error, is_last=is_last)
+            return _of_failed(error, is_first=attempt.attempt == 1, is_last=is_last)
         case KafkaUnavailable() if not is_last:
             return RunAgain(events.KafkaTrouble(error=str(error)), ask_topic_ids=True)
         case CommitRefused() if not attempt.checks_deferred and fault_of(error.error) is not None:
@@ -98,15 +98,17 @@ def _of_any(error: Exception, *, is_last: bool) -> Recovery:
     return RunAgain(events.DatabaseTrouble(error=error), reconcile=connection_lost(error))
 
 
-def _of_failed(failed: Failed, *, is_last: bool) -> Recovery:
+def _of_failed(failed: Failed, *, is_first: bool, is_last: bool) -> Recovery:
     """A record may be at fault. Where the error may pass, or is the program's, the parts of the batch show it.
 
     Those that may pass are tried as a whole first.
     """
+    error = failed.error if isinstance(failed.error, Exception) else failed
+    if is_first and failed.is_of_before_alter:
+        return RunAgain(events.DatabaseTrouble(error=error))  # on another connection, before any record is blamed
     if failed.fault is Fault.DATA:
         named = [(raw, failed.error_of(raw), failed.cause) for raw in failed.named]
         return Isolate(events.Bisecting(error=failed.error), named, _known(failed))
-    error = failed.error if isinstance(failed.error, Exception) else failed
     if failed.is_timeout:
         return Isolate(events.DatabaseTrouble(error=error), known=failed)  # as a whole it would take as long again
     if failed.fault is Fault.TRANSIENT or sqlstate(failed.error) == STALE_PLAN:

@@ -12,7 +12,7 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused
-from seekpoint.postgres.sqlstates import CARDINALITY_VIOLATION, Fault, fault_of_error
+from seekpoint.postgres.sqlstates import CARDINALITY_VIOLATION, Fault, fault_of_error, may_be_of_before_alter
 from seekpoint.sinks.catalog import Stage, survey
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
 from seekpoint.sinks.dedupe import Target, dedupe, has_deletes
@@ -204,6 +204,10 @@ class UpsertWriter:
             return self._driver.execute(statement, parameters).rowcount
         except psycopg.Error as error:
             code = error.diag.sqlstate or error.sqlstate
+            if may_be_of_before_alter(error):
+                self._known.statements = None
+                if self._stage is None:  # the statement is of an earlier transaction: it says nothing about its rows
+                    raise
             if code == CARDINALITY_VIOLATION:
                 error.add_note(
                     f"{self._target.name}: two rows of one transaction ended at the same key, though they came with "

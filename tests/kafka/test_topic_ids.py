@@ -130,10 +130,10 @@ from seekpoint.kafka.identity import Identity
 
 librdkafka.is_known = lambda: sys.argv[2] == "librdkafka"
 identity = Identity({"bootstrap.servers": sys.argv[1], "log_level": 0}, 20.0)
-answer = identity.ask({"a"})
+answer, later = identity.ask({"a"}), identity.question()
 if not hasattr(identity.admin, "__exit__"):
     sys.exit("this client cannot be closed")
-with identity.admin:
+with later.admin:
     pass
 if sys.argv[2] == "librdkafka":
     librdkafka._library().queue_poll = lambda *_: sys.exit("freed memory is read")
@@ -142,7 +142,7 @@ try:
 except KafkaUnavailable as error:
     print(error)
 try:
-    identity.ask({"a"})
+    identity._describe(later, {"a"}) if later.handle is None else later.handle.ask(["a"], 20.0)
 except RuntimeError as error:
     print(error)
 """
@@ -164,7 +164,7 @@ def test_a_client_that_is_closed_while_a_question_is_open(topic_id_way: str) -> 
 @known_build
 def test_what_was_not_made_whole_ends_without_an_error() -> None:
     """A timeout that librdkafka refuses, which would leave its own; a signal handler that raises in __init__."""
-    handle = Identity({**QUICK, "bootstrap.servers": NO_BROKER}, 20.0)._handle
+    handle = Identity({**QUICK, "bootstrap.servers": NO_BROKER}, 20.0).question().handle
     assert handle is not None
     with pytest.raises(ValueError, match=r"expecting integer in range 0\.\.3600000"):
         handle.ask(["a"], 3601.0)
@@ -175,7 +175,7 @@ def test_what_was_not_made_whole_ends_without_an_error() -> None:
 @known_build
 def test_a_queue_is_destroyed_once_though_a_signal_handler_raises() -> None:
     """A handler may raise as soon as the call that destroys the queue has returned."""
-    handle = Identity({**QUICK, "bootstrap.servers": NO_BROKER}, 20.0)._handle
+    handle = Identity({**QUICK, "bootstrap.servers": NO_BROKER}, 20.0).question().handle
     assert handle is not None
     question, destroyed = handle.ask(["a"], 20.0), []
 

@@ -7,9 +7,8 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaException
 
-from seekpoint.kafka.client import Client
-from seekpoint.kafka.config import make_consumer
-from seekpoint.kafka.range_checks import RangeChecks, bounded_config
+from seekpoint.kafka.range_checks import RangeChecks
+from seekpoint.kafka.range_consumer import RangeConsumer
 from seekpoint.kafka.ranges import Range, _IdleLimit, _read
 from seekpoint.records import Partition
 from support.mock_cluster import MockCluster
@@ -24,11 +23,10 @@ def test_a_missing_right_is_reported_as_such() -> None:
         cluster.create_topic(at.topic)
         cluster.push_request_errors(FIND_COORDINATOR, [GROUP_AUTHORIZATION_FAILED] * 50)
         kafka = {"bootstrap.servers": cluster.bootstrap, "log_level": 0}
-        config = bounded_config(kafka)
-        client = Client(make_consumer(config), config)
-        client.assign({at: (0, None)}, {})
+        checks = RangeChecks(kafka)
+        consumer = RangeConsumer(checks, {at: 0})
         try:
             with pytest.raises(KafkaException, match="GROUP_AUTHORIZATION_FAILED"):
-                list(_read(client, RangeChecks(kafka), Range(at, uuid4(), 0, 10), 500, _IdleLimit(30)))
+                list(_read(consumer, checks, Range(at, uuid4(), 0, 10), 500, _IdleLimit(30)))
         finally:
-            client.close(3)
+            consumer.client.close(3)

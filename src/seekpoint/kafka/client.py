@@ -2,8 +2,8 @@
 
 Tested against Apache Kafka under the eager, the cooperative and the KIP-848 protocol. Callbacks only record: an
 exception that leaves one loses records and makes ``close()`` hang. One thread at a time uses the consumer;
-:meth:`Client.renew_membership` and :meth:`Client.committed` may be called by another one, and :meth:`Client.close` by
-the one that gives a worker up.
+:meth:`Client.renew_membership`, :meth:`Client.committed` and :meth:`Client.is_answered` may be called by another one,
+and :meth:`Client.close` by the one that gives a worker up.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from confluent_kafka import TopicPartition as _TopicPartition
 
 from seekpoint.kafka.commits import Commit, commits_of
 from seekpoint.kafka.config import is_eager
+from seekpoint.kafka.questions import is_answer
 from seekpoint.records import LazyRecords, Partition, RawRecord, Record
 
 logger = logging.getLogger("seekpoint.kafka")
@@ -62,6 +63,7 @@ class Client:
         self._eager = is_eager(config)
         self._paused: set[Partition] = set()
         self.contact = monotonic()  # when the group last saw us poll
+        self.heard = monotonic()  # when the client last gave a message or an event
         self._is_closed = False
         self.rebalanced = False  # a rebalance's callback ran: see continue_reading()
 
@@ -194,12 +196,18 @@ class Client:
         """Up to ``most`` messages: waits for the first one, then takes what is there without waiting."""
         with self._in_use:
             self.contact = monotonic()
-            if wait <= 0:
-                return self._consumer.consume(most, 0)
-            first = self._first(wait)  # consume() would wait the full time unless `most` arrived
-            if first is None:
-                return []
-            return [first, *(self._consumer.consume(most - 1, 0) if most > 1 else ())]
+            messages = self._read(most, wait)
+            if messages:
+                self.heard = monotonic()
+            return messages
+
+    def _read(self, most: int, wait: float) -> list[Message]:
+        if wait <= 0:
+            return self._consumer.consume(most, 0)
+        first = self._first(wait)  # consume() would wait the full time unless `most` arrived
+        if first is None:
+            return []
+        return [first, *(self._consumer.consume(most - 1, 0) if most > 1 else ())]
 
     def _first(self, wait: float) -> Message | None:
         """The first message; None when the time is over, or a callback ran: then there is something else to do."""
@@ -238,6 +246,17 @@ class Client:
             except KafkaException:
                 return None
         return None if any(at.error is not None for at in found) else commits_of(found)
+
+    def is_answered(self, topic: str, timeout: float) -> bool:
+        """Whether a broker answers this client's own question about a topic, as :meth:`committed` waits for it."""
+        with self._asking:
+            if self._is_closed:
+                return True
+            try:
+                self._consumer.list_topics(topic, timeout)
+            except KafkaException as error:
+                return is_answer(error)
+        return True
 
     def renew_membership(self) -> bool:
         """Renew the membership without reading or running a callback; False if the consumer is in use."""

@@ -61,13 +61,14 @@ def read_commits(
     """
     named = None if partitions is None else [TopicPartition(at.topic, at.number) for at in sorted(partitions)]
     asked = [ConsumerGroupTopicPartitions(group, named)]
+    question = identity.question()
     try:
-        answers = identity.admin.list_consumer_group_offsets(
+        answers = question.admin.list_consumer_group_offsets(
             asked,
             require_stable=True,  # what an open transaction has applied must not be read again after its end
             request_timeout=identity.timeout,
         )
-        found = answers[group].result(identity.timeout + 1).topic_partitions
+        found = question.answer(answers[group].result, identity.timeout + 1).topic_partitions
         failed = {Partition(at.topic, at.partition): at.error for at in found if at.error is not None}
         if open_ := sorted(at for at, error in failed.items() if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT):
             raise KafkaUnavailable(
@@ -89,9 +90,10 @@ def commits_of(found: Iterable[TopicPartition]) -> dict[Partition, Commit]:
 def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Commit]) -> None:
     """Write the commits of a group that has no members. Raises Fenced where it has some, KafkaUnavailable."""
     asked = [ConsumerGroupTopicPartitions(group, [commit.at(partition) for partition, commit in commits.items()])]
+    question = identity.question()
     try:
-        future = identity.admin.alter_consumer_group_offsets(asked, request_timeout=identity.timeout)[group]
-        written = future.result(identity.timeout + 1).topic_partitions
+        future = question.admin.alter_consumer_group_offsets(asked, request_timeout=identity.timeout)[group]
+        written = question.answer(future.result, identity.timeout + 1).topic_partitions
         # Of a group that has members the call raises nothing: each partition has the error.
         if failed := next((at.error for at in written if at.error is not None), None):
             raise KafkaException(failed)

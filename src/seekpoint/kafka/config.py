@@ -47,6 +47,7 @@ _ADMIN_PREFIXES = (
     "resolve.",
     "connections.",
     "retry.",
+    "metadata.recovery.",
 )
 
 

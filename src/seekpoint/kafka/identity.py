@@ -7,8 +7,7 @@ batch was read under that id.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -17,13 +16,13 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
 
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka import librdkafka
-from seekpoint.kafka.config import make_admin
+from seekpoint.kafka.questions import Question, Questions, Wait, in_background
 
 T = TypeVar("T")
-Wait = Callable[[float], T]  # waits at most so many seconds; raises KafkaException, or TimeoutError
 NO_ID = UUID(int=0)  # what brokers answer that know the topic and not (or not yet) its id
 
 
@@ -86,16 +85,25 @@ class _Reason:
 
 
 class Identity:
-    """Asks the brokers for ids of topics and cluster. Its client has a thread of its own, and ends with this object."""
+    """Asks the brokers for ids of topics and cluster. Its client has a thread of its own, and ends with this object.
+
+    After a question that no broker answers, the next one is asked by a new client.
+    """
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._why = _Reason()
-        callbacks: Mapping[str, Any] = {"error_cb": self._why.note}
-        self.admin = make_admin(config, **callbacks)
-        self._handle = librdkafka.handle_of(self.admin)
+        self._questions = Questions(config, self._why.note)
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
-        self._is_connected = False
+
+    @property
+    def admin(self) -> AdminClient:
+        """The client of now."""
+        return self._questions.ask().admin
+
+    def question(self) -> Question:
+        """Another question to the brokers, through :meth:`Question.answer`."""
+        return self._questions.ask()
 
     def connect(self, topics: Collection[str]) -> float:
         """Wait for the first answer of a broker, about these topics; returns the seconds that are left of ``timeout``.
@@ -104,37 +112,39 @@ class Identity:
         second time only after 3 s. A failure is not raised: that request fails, too.
         """
         deadline = monotonic() + self.timeout
-        if not self._is_connected:
+        if not self._questions.is_connected:
             with suppress(KafkaUnavailable):
                 self.known(topics)
-                self._is_connected = True
         return max(deadline - monotonic(), 0.1)
 
     def ask(self, topics: Collection[str]) -> Answer:
         """Send the question for the topics' ids; do something else until the answer is needed (about 1 ms)."""
-        if self._handle is None:
-            waits = {topic: partial(_topic_id, future) for topic, future in self._describe(topics).items()}
+        question, waits = self._questions.ask(), dict[str, Wait[UUID]]()
+        if question.handle is None:
+            waits |= {topic: partial(_topic_id, future) for topic, future in self._describe(question, topics).items()}
         else:
-            asked = self._handle.ask(sorted(topics), self.timeout)
-            waits = {topic: partial(asked.wait, topic) for topic in sorted(topics)}
-        return Answer(waits, self.timeout + 1)
+            asked = question.handle.ask(sorted(topics), self.timeout)
+            waits |= {topic: partial(asked.wait, topic) for topic in sorted(topics)}
+        return Answer({topic: partial(question.answer, wait) for topic, wait in waits.items()}, self.timeout + 1)
 
-    def _describe(self, topics: Collection[str]) -> Mapping[str, Future[Any]]:
-        return self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
+    def _describe(self, question: Question, topics: Collection[str]) -> Mapping[str, Future[Any]]:
+        return question.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
 
     def cluster_id(self) -> str:
         """The id of the cluster. Raises KafkaUnavailable."""
         self._why.text, self._why.is_refusal = "", False
+        question = self._questions.ask()
         try:
             # Never describe_cluster: librdkafka 2.16 aborts the process when a broker that is just let in again
             # answers that it knows no brokers.
-            described = _in_background(self.admin.list_topics, timeout=self.timeout).result(self.timeout + 1)
+            listed = in_background(question.admin.list_topics, timeout=self.timeout)
+            described = question.answer(listed.result, self.timeout + 1)
         except (KafkaException, TimeoutError) as error:
-            self.admin.poll(0)  # calls error_cb with what the client has reported meanwhile
+            question.admin.poll(0)  # calls error_cb with what the client has reported meanwhile
             why = self._why.text or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
             kind = KafkaRefused if self._why.is_refusal else KafkaUnavailable
             raise kind(f"no broker answered at {self._servers} within {self.timeout:g} s: {why}") from error
-        self.admin.poll(0)
+        question.admin.poll(0)
         return str(described.cluster_id)
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:
@@ -148,23 +158,12 @@ class Identity:
 
     def known(self, topics: Collection[str]) -> dict[str, int]:
         """How many partitions each topic has, without those that the broker does not know. Raises KafkaUnavailable."""
-        futures = self._describe(topics)
-        described = {topic: _described(topic, future.result, self.timeout + 1) for topic, future in futures.items()}
+        question = self._questions.ask()
+        described = {
+            topic: _described(topic, partial(question.answer, future.result), self.timeout + 1)
+            for topic, future in self._describe(question, topics).items()
+        }
         return {topic: len(found.partitions) for topic, found in described.items() if found is not None}
-
-
-def _in_background(call: Callable[..., T], **arguments: Any) -> Future[T]:
-    """Call it on a thread of its own: a call into the client would delay signals until it returns."""
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(call(**arguments))
-        except Exception as error:  # noqa: BLE001 -- raised where the answer is asked for
-            answer.set_exception(error)
-
-    threading.Thread(target=run, name="seekpoint-metadata", daemon=True).start()
-    return answer
 
 
 def _topic_id(described: Future[Any], timeout: float) -> UUID:

@@ -44,11 +44,12 @@ def _describe(
     """State and members; None where this client may not ask. Raises KafkaUnavailable."""
     if not groups:
         return {}
-    asked = identity.admin.describe_consumer_groups(sorted(groups), request_timeout=identity.timeout)
+    question = identity.question()
+    asked = question.admin.describe_consumer_groups(sorted(groups), request_timeout=identity.timeout)
     found: dict[str, tuple[ConsumerGroupState | None, list[Member]] | None] = {}
     for group, future in asked.items():
         try:
-            described = future.result(identity.timeout + 1)
+            described = question.answer(future.result, identity.timeout + 1)
         except TimeoutError as error:
             raise KafkaUnavailable(f"no answer about group {group!r} within {identity.timeout:g} s") from error
         except KafkaException as error:

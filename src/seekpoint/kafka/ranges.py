@@ -16,9 +16,9 @@ from typing import Any, Self
 from uuid import UUID
 
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck
-from seekpoint.kafka.client import END_OF_PARTITION, Client, Message, Unreadable, lazy_records
-from seekpoint.kafka.config import make_consumer
+from seekpoint.kafka.client import END_OF_PARTITION, Message, Unreadable, lazy_records
 from seekpoint.kafka.range_checks import RangeChecks
+from seekpoint.kafka.range_consumer import RangeConsumer
 from seekpoint.records import Partition, RawRecord
 
 CHUNK = 500  # records at a time: more is slower
@@ -87,20 +87,22 @@ def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, i
         return
     checks = RangeChecks(kafka)
     asked = checks.ask([range_.partition.topic])
-    client = _client(checks, {range_.partition: range_.start})
+    consumer = RangeConsumer(checks, {range_.partition: range_.start})
     try:
         checks.check(asked, range_.partition, range_.topic_id, range_.start)
-        yield from _read(client, checks, range_, max(chunk, 1), _IdleLimit(idle))
+        yield from _read(consumer, checks, range_, max(chunk, 1), _IdleLimit(idle))
         checks.check(checks.ask([range_.partition.topic]), range_.partition, range_.topic_id, range_.end)
     finally:
-        client.close()
+        consumer.close()
 
 
-def _read(client: Client, checks: RangeChecks, range_: Range, chunk: int, limit: _IdleLimit) -> Iterator[Piece]:
+def _read(
+    consumer: RangeConsumer, checks: RangeChecks, range_: Range, chunk: int, limit: _IdleLimit
+) -> Iterator[Piece]:
     position, end = range_.start, range_.end
     while position < end:
         taken: list[Message] = []
-        messages = client.read(min(chunk, end - position), limit.wait())
+        messages = consumer.client.read(min(chunk, end - position), limit.wait())
         if messages and not any(map(Message.error, messages)) and _offset(messages[-1]) < end:
             yield _piece(messages, range_.partition)  # nearly always
             position = _offset(messages[-1]) + 1
@@ -122,7 +124,9 @@ def _read(client: Client, checks: RangeChecks, range_: Range, chunk: int, limit:
             yield _piece(taken, range_.partition)
             limit.renew()  # the caller may have been slow with the piece
         elif limit.is_over and position < end:
-            raise checks.stuck(range_.partition, range_.topic_id, position, end)
+            if not consumer.is_replaced(range_.partition.topic, {range_.partition: position}):
+                raise checks.stuck(range_.partition, range_.topic_id, position, end)
+            limit.renew()
 
 
 class RangeFollower:
@@ -137,7 +141,7 @@ class RangeFollower:
     ) -> None:
         self._checks = RangeChecks(kafka)
         self._ids = dict(topic_ids)
-        self._client = _client(self._checks, {})
+        self._consumer = RangeConsumer(self._checks, {})
         self.reassign(positions)
 
     def reassign(self, positions: Mapping[Partition, int]) -> None:
@@ -148,7 +152,7 @@ class RangeFollower:
         self._known = dict(positions)  # the client's next offset: everything before it is returned or kept
         self._kept: dict[Partition, deque[Message]] = {p: deque() for p in positions}
         self._resting: set[Partition] = set()
-        self._client.assign({p: (offset, None) for p, offset in positions.items()}, {})
+        self._consumer.assign(positions)
 
     @property
     def positions(self) -> dict[Partition, int]:
@@ -171,13 +175,16 @@ class RangeFollower:
             yield _piece(kept)
             limit.renew()
         while behind := [p for p, end in ends.items() if self._known[p] < end]:
-            taken = self._take(self._client.read(max(chunk, 1), limit.wait()), ends, limit)
+            taken = self._take(self._consumer.client.read(max(chunk, 1), limit.wait()), ends, limit)
             if taken:
                 yield _piece(taken)
                 limit.renew()
             elif limit.is_over and (behind := [p for p in behind if self._known[p] < ends[p]]):
                 first = behind[0]
-                raise self._checks.stuck(first, self._ids[first.topic], self._known[first], ends[first])
+                if not self._consumer.is_replaced(first.topic, self._known):
+                    raise self._checks.stuck(first, self._ids[first.topic], self._known[first], ends[first])
+                self._resting.clear()  # the new one has paused none
+                limit.renew()
         self._positions.update({p: max(end, self._positions[p]) for p, end in ends.items()})
         self.check(ends)
 
@@ -217,12 +224,12 @@ class RangeFollower:
     def _rest(self) -> None:
         """Pause partitions of which much is kept: memory stays bounded while others lag."""
         if full := [p for p, kept in self._kept.items() if len(kept) > KEPT and p not in self._resting]:
-            self._client.pause(full)
+            self._consumer.client.pause(full)
             self._resting.update(full)
 
     def _wake(self, ends: Mapping[Partition, int]) -> None:
         if due := [p for p, end in ends.items() if p in self._resting and self._known[p] < end]:
-            self._client.resume({p: (self._known[p], None) for p in due})
+            self._consumer.client.resume({p: (self._known[p], None) for p in due})
             self._resting.difference_update(due)
 
     def _unkeep(self, ends: Mapping[Partition, int]) -> list[Message]:
@@ -236,7 +243,7 @@ class RangeFollower:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._consumer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -286,13 +293,6 @@ def topic_ids(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, UU
     """The id of each topic now; None for one that does not exist. Raises KafkaUnavailable."""
     checks = RangeChecks(kafka)  # a variable: the answer alone would not keep the client alive
     return checks.ask(topics).result() if topics else {}
-
-
-def _client(checks: RangeChecks, positions: Mapping[Partition, int]) -> Client:
-    client = Client(make_consumer(checks.config), checks.config)
-    if positions:
-        client.assign({p: (offset, None) for p, offset in positions.items()}, {})
-    return client
 
 
 def _offset(message: Message) -> int:

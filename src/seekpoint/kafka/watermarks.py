@@ -52,7 +52,8 @@ class Watermarks:
         if not specs:
             return {}
         timeout = self._identity.connect({p.topic for p in specs})
-        futures = self._identity.admin.list_offsets(
+        question = self._identity.question()
+        futures = question.admin.list_offsets(
             {TopicPartition(p.topic, p.number): spec for p, spec in specs.items()},
             isolation_level=self._isolation,
             request_timeout=timeout,
@@ -60,7 +61,7 @@ class Watermarks:
         answers: dict[Partition, Edge] = {}
         for at, future in futures.items():
             try:
-                info = future.result(timeout + 1)
+                info = question.answer(future.result, timeout + 1)
             except (KafkaException, TimeoutError) as error:
                 if skip:
                     continue

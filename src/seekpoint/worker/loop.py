@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -37,6 +38,7 @@ from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.postgres.work_while_waiting import Work
 from seekpoint.records import RawRecord, one_line, running_line
 from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
+from seekpoint.worker.broker_answers import BrokersBack, ConsumerCheck, ConsumerUnanswered
 from seekpoint.worker.heartbeat import Heartbeat
 from seekpoint.worker.mirror import Mirror
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
@@ -97,7 +99,9 @@ class Loop:
         self._status: StatusWriter
         self._requests: RequestedReplays
         self._mirror: Mirror
+        self._consumer_check: ConsumerCheck
         self._is_open = False  # these are in use
+        self._opened = object()  # of which consumer they are
         self._ending = threading.Lock()  # its holder announces the end: this thread, or the one that gives it up
         self._given_up: StopTimeout | None = None
         self._thread = 0
@@ -164,7 +168,7 @@ class Loop:
         met: StandbyRequired | DeclarationDiffers | None = None  # opened, or stored, after we had looked
         while standby.until_free(met):
             self._open()
-            has_failed = True
+            has_failed, leave_within = True, CLOSE
             try:
                 self._work()
                 self._announce(events.Draining())
@@ -172,8 +176,11 @@ class Loop:
                 return
             except (StandbyRequired, DeclarationDiffers) as error:
                 met, has_failed = error, False
+            except ConsumerUnanswered as error:
+                has_failed, leave_within = False, AWAY
+                self._announce(events.KafkaTrouble(error=str(error)))
             finally:
-                self._close(has_failed=has_failed)
+                self._close(leave_within, has_failed=has_failed)
         self._announce(events.Draining())
 
     def _check(self) -> None:
@@ -256,11 +263,21 @@ class Loop:
             self._announce(events.DatabaseTrouble(error=error))
 
     def _open(self) -> None:
-        consumer = make_consumer(self._config, error_cb=self._on_client_error, on_commit=self._on_commit)
+        opened = self._opened = object()
+        consumer = make_consumer(
+            self._config,
+            error_cb=partial(self._on_client_error, opened),
+            on_commit=partial(self._on_commit, opened),
+        )
         pipeline = self._pipeline
         resources = Resources.of(consumer, self._config, self._ledger, self._announce)
         self._assignment = WorkerAssignment(resources, pipeline.topics, pipeline.start, self._partitions, pipeline)
         self._mirror = Mirror(resources, self._assignment, is_on=self._is_mirrored)
+        # Its question waits for the answer to a fetch, if both go to the same broker.
+        fetch = int(self._config.get("fetch.wait.max.ms", 500)) / 1000
+        self._consumer_check = ConsumerCheck(
+            resources.client, resources.identity, pipeline.topics, self._limits.kafka_timeout + fetch
+        )
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         self._heartbeat = Heartbeat(self._assignment.client, max_poll, self._limits.transaction_age, self._announce)
         self._reader = Reader(
@@ -297,7 +314,7 @@ class Loop:
         self._assignment.join()
         self._announce(events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex))
 
-    def _close(self, *, has_failed: bool) -> None:
+    def _close(self, leave_within: float, *, has_failed: bool) -> None:
         """Release the claims and leave the group. An error of that does not replace the one that ended the worker."""
         self._heartbeat.stop()
         self._committer.close()
@@ -309,7 +326,7 @@ class Loop:
             with suppress(Exception):  # then it is found as abandoned
                 self._requests.close(hand_back=not has_failed)
             has_answered = self._mirror.finish()
-            self._assignment.leave(CLOSE if has_answered else AWAY)
+            self._assignment.leave(leave_within if has_answered else AWAY)
         except Exception as error:
             if not has_failed and not is_transient(error):
                 raise
@@ -318,11 +335,16 @@ class Loop:
         finally:
             self._status.end()
 
-    def _on_commit(self, error: Any, offsets: list[Any]) -> None:
-        self._mirror.answered(error, offsets)
+    def _on_commit(self, opened: object, error: Any, offsets: list[Any]) -> None:
+        if opened is self._opened:  # else of a consumer that is still being closed
+            self._mirror.answered(error, offsets)
 
-    def _on_client_error(self, error: Any) -> None:
+    def _on_client_error(self, opened: object, error: Any) -> None:
         """Brokers that are away are reported dozens of times a second: once in a while, and at the first, is enough."""
+        if opened is not self._opened:
+            return
+        if self._is_open:
+            self._consumer_check.doubt()
         now = monotonic()
         if now - self._announced_at.get(error.code(), -REPEAT) >= REPEAT:
             self._announced_at[error.code()] = now
@@ -353,6 +375,7 @@ class Loop:
 
     def _step(self) -> None:
         self._assignment.maintain()
+        self._consumer_check.maintain()
         self._recovered()
         self._raise_if_strict()
         self._sample_lag()
@@ -421,9 +444,15 @@ class Loop:
         wait = next(self._waits)
         self._announce(replace(trouble, wait=wait))
         self._assignment.suspend()
+        brokers = None
+        if isinstance(trouble, events.KafkaTrouble):
+            brokers = BrokersBack(self._assignment.identity, self._pipeline.topics)
         until = monotonic() + wait
         while not self._stopping.is_set() and (left := until - monotonic()) > 0:
             self._assignment.accept_messages(self._assignment.client.read(CHUNK, min(left, POLL)))
+            if brokers is not None and brokers.is_answered:  # nothing waits longer than after a first trouble
+                brokers, self._waits = None, Backoff().waits()
+                until = min(until, monotonic() + next(self._waits))
 
     def _watch(self, event: events.Event) -> None:
         """Note a trouble, so that its end is announced here."""

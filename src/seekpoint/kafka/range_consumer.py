@@ -1,0 +1,42 @@
+"""The consumer of a job: assigned where its ranges are, and replaced where no broker answers it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seekpoint.kafka.client import Client
+from seekpoint.kafka.config import make_consumer
+from seekpoint.kafka.range_checks import ASK, RangeChecks
+from seekpoint.records import Partition
+
+
+class RangeConsumer:
+    """Reads these partitions through its ``client``, without a group. Close it."""
+
+    def __init__(self, checks: RangeChecks, positions: Mapping[Partition, int]) -> None:
+        self._checks = checks
+        self._open(positions)
+
+    def _open(self, positions: Mapping[Partition, int]) -> None:
+        self.client = Client(make_consumer(self._checks.config), self._checks.config)
+        self.assign(positions)
+
+    def assign(self, positions: Mapping[Partition, int]) -> None:
+        """Read these partitions from these offsets on, and no other one."""
+        self.client.assign({p: (offset, None) for p, offset in positions.items()}, {})
+
+    def is_replaced(self, topic: str, positions: Mapping[Partition, int]) -> bool:
+        """Replace it, to read on at these positions, if no broker answers it although brokers answer another client.
+
+        See :mod:`seekpoint.kafka.questions`. Raises KafkaUnavailable where brokers answer none.
+        """
+        self._checks.ask([topic]).result()
+        if self.client.is_answered(topic, ASK):
+            return False
+        self.client.close(deadline=0.0)  # without a broker, librdkafka closes it when the group's session is over
+        self._open(positions)
+        return True
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()

@@ -1,0 +1,80 @@
+"""Whether brokers answer: while a worker backs off, and its consumer while other clients are answered.
+
+See :mod:`seekpoint.kafka.questions` for clients that no broker answers any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from time import monotonic
+
+from seekpoint.kafka.client import Client
+from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.questions import in_background
+
+EVERY = 10.0  # seconds without a message until the consumer is checked
+DOUBT = 1.0  # the same, once the client has reported an error
+
+
+class ConsumerUnanswered(Exception):  # noqa: N818 -- control: the consumer is closed, and another one opened
+    """No broker answers the consumer, although brokers answer another client."""
+
+
+class BrokersBack:
+    """Notices that a broker answers again. Read :attr:`is_answered` now and then: it waits for nothing."""
+
+    def __init__(self, identity: Identity, topics: Collection[str]) -> None:
+        self._identity, self._topics = identity, topics
+        self._answer = self._ask()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a broker has answered since this was made. A question without an answer is asked again."""
+        if not self._answer.done():
+            return False
+        if self._answer.exception() is None:
+            return True
+        self._answer = self._ask()
+        return False
+
+    def _ask(self) -> Future[object]:
+        return in_background(lambda: self._identity.ask(self._topics).result())
+
+
+class ConsumerCheck:
+    """Finds out that no broker answers the consumer, although brokers answer another client.
+
+    A consumer that gave a message lately is not asked.
+    """
+
+    def __init__(self, client: Client, identity: Identity, topics: Collection[str], timeout: float) -> None:
+        self._client, self._identity, self._topics, self._timeout = client, identity, topics, timeout
+        self._answer: Future[bool] | None = None
+        self._answered_at = self._doubted_at = 0.0
+
+    def doubt(self) -> None:
+        """The client has reported an error: check it soon."""
+        self._doubted_at = monotonic()
+
+    def maintain(self) -> None:
+        """Ask if it is time, and take the answer. Raises ConsumerUnanswered; KafkaUnavailable where all are away."""
+        if self._answer is not None:
+            if self._answer.done():
+                self._take(self._answer)
+            return
+        last = max(self._client.heard, self._answered_at)
+        if monotonic() - last >= (DOUBT if self._doubted_at > last else EVERY):
+            self._identity.ask(self._topics).result()  # only while brokers answer does its silence mean anything
+            self._answer = in_background(self._client.is_answered, min(self._topics), self._timeout)
+
+    def _take(self, answer: Future[bool]) -> None:
+        self._answer = None
+        if answer.result():
+            self._answered_at = monotonic()
+            return
+        self._identity.ask(self._topics).result()
+        raise ConsumerUnanswered(
+            f"no broker has answered the consumer for {self._timeout:g} s, and brokers answer another client: it is "
+            "closed, and a new one joins the group"
+        )

@@ -1,0 +1,204 @@
+"""A broker answers that there are no brokers, as one that was away does: no client stays without a connection.
+
+``metadata.recovery.strategy=none`` makes sure that librdkafka never looks for the forgotten brokers by itself; by
+default it does so most of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import repeat
+from typing import Any
+
+import pytest
+
+from seekpoint import Limits, Partition, events
+from seekpoint.errors import KafkaUnavailable
+from seekpoint.kafka.client import Client
+from seekpoint.kafka.commits import Commit, read_commits, write_commits
+from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.ranges import RangeFollower
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.metrics.catalogue import LAG
+from seekpoint.metrics.ledger import LedgerGauges
+from seekpoint.metrics.samples import Samples
+from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
+from seekpoint.testing.servers.process import free_port
+from seekpoint.worker import broker_answers
+from support.events import Run
+from support.kafka_postgres import QUICK, Scene, Way
+from support.kafka_proxy import KafkaProxy
+from support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("short_backoff")
+
+FORGETFUL: Mapping[str, Any] = {"metadata.recovery.strategy": "none"}
+SOON = Limits(kafka_timeout=1.0)
+
+
+@pytest.fixture(scope="session")
+def proxied_broker() -> Iterator[tuple[KafkaServer, KafkaProxy]]:
+    """A broker, and the proxy through which clients of its second listener reach it."""
+    port = free_port()
+    with KafkaProxy("127.0.0.1", port) as proxy, start_kafka(own=True, proxied=(port, proxy.port)) as broker:
+        yield broker, proxy
+
+
+@pytest.fixture
+def proxy(proxied_broker: tuple[KafkaServer, KafkaProxy]) -> Iterator[KafkaProxy]:
+    """The proxy, which changes no answer yet."""
+    yield proxied_broker[1]
+    proxied_broker[1].restore()
+
+
+@pytest.fixture
+def scene(scene_on: Callable[..., Scene], proxied_broker: tuple[KafkaServer, KafkaProxy]) -> Scene:
+    """The scene on the broker with a proxy; its own clients use the first listener."""
+    return scene_on(kafka=proxied_broker[0])
+
+
+def worker(scene: Scene, proxy: KafkaProxy, name: str, options: Mapping[str, Any], **more: Any) -> Run:
+    """A worker that reaches the broker through the proxy, and forgets brokers for good."""
+    given = {"limits": SOON, **options, **more}
+    kafka = {**QUICK, **options.get("kafka", {}), **FORGETFUL, "bootstrap.servers": proxy.bootstrap}
+    return scene.worker(name, **{**given, "kafka": kafka})
+
+
+def test_a_worker_whose_client_for_topic_ids_forgot_the_brokers_commits_on(
+    scene: Scene, proxy: KafkaProxy, way: Way
+) -> None:
+    name, stored = scene.log(5)
+    run = worker(scene, proxy, name, way(name, 1))
+    run.reached(name, 5)
+    proxy.empty_metadata("other")
+    proxy.wait_emptied("other")
+    stored += scene.produce(name, 5)
+    run.finish(name, 10)
+    assert not [event for event in run.seen.all(events.Assigned) if event.partitions][1:], "the consumer is kept"
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_consumer_that_forgot_the_brokers_is_closed_and_another_one_reads_on(
+    scene: Scene, proxy: KafkaProxy, way: Way
+) -> None:
+    """With its mirror: commits are sent by the consumer."""
+    scene.notice_the_dead_soon()
+    name, stored = scene.log(5)
+    run = worker(scene, proxy, name, way(name, 1), mirror=True)
+    run.reached(name, 5)
+    mark = run.seen.mark()
+    proxy.empty_metadata("consumer")  # it asks again every half second
+    run.seen.wait_for(events.KafkaTrouble, lambda event: "no broker has answered the consumer" in event.error)
+    run.seen.wait_for(events.Activated, since=mark)
+    run.seen.wait_for(events.Recovered, since=mark)
+    run.ready()
+    stored += scene.produce(name, 5)
+    run.reached(name, 10)
+    partition = Partition(name, 0)
+    identity = Identity({"bootstrap.servers": scene.broker}, 10.0)
+    until(lambda: read_commits(identity, scene.group, [partition])[partition].offset == 10, "the mirrored position")
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert [row.owner for row in scene.ledger.read()] == [None]
+
+
+def test_an_idle_consumer_that_brokers_answer_is_kept(
+    scene: Scene, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[bool] = []
+    is_answered = Client.is_answered
+
+    def noted(client: Client, topic: str, timeout: float) -> bool:
+        checked.append(is_answered(client, topic, timeout))
+        return checked[-1]
+
+    monkeypatch.setattr(Client, "is_answered", noted)
+    monkeypatch.setattr(broker_answers, "EVERY", 0.1)
+    name, stored = scene.log(5)
+    run = worker(scene, proxy, name, {})
+    run.reached(name, 5)
+    until(lambda: len(checked) > 3, "checks of a quiet consumer")
+    stored += scene.produce(name, 5)
+    run.finish(name, 10)
+    assert all(checked)
+    assert len(run.seen.all(events.Started)) == 1
+
+
+def test_a_long_wait_ends_when_a_broker_answers(scene: Scene, proxy: KafkaProxy) -> None:
+    name, stored = scene.log(5)
+    run = worker(scene, proxy, name, {})
+    run.reached(name, 5)
+    assert run.worker._loop is not None
+    run.worker._loop._waits = repeat(1000.0)
+    proxy.freeze()
+    try:
+        run.seen.wait_for(events.KafkaTrouble, lambda event: event.wait == 1000.0)
+    finally:
+        proxy.thaw()
+    stored += scene.produce(name, 5)
+    run.finish(name, 10)
+    scene.book.assert_holds(name, stored)
+
+
+def failures(ask: Callable[[], object], wanted: object) -> int:
+    """How often it raises KafkaUnavailable before it gives this answer."""
+    for failed in range(3):
+        with suppress(KafkaUnavailable):
+            assert ask() == wanted
+            return failed
+    raise AssertionError("no answer to three questions")
+
+
+def test_the_ends_of_logs_are_answered_to_a_new_client(scene: Scene, proxy: KafkaProxy) -> None:
+    name, _ = scene.log(5)
+    partition = Partition(name, 0)
+    identity = Identity({"bootstrap.servers": proxy.bootstrap, **FORGETFUL}, 1.0)
+    watermarks = Watermarks(identity)
+    assert watermarks.ends([partition])[partition].offset == 5
+    proxy.empty_metadata("other")
+    assert identity.ask([name]).result() == {name: scene.topic_id(name)}
+    proxy.wait_emptied("other")
+    assert failures(lambda: watermarks.ends([partition])[partition].offset, 5) == 1
+
+
+def test_commits_are_answered_to_a_new_client(scene: Scene, proxy: KafkaProxy) -> None:
+    name, _ = scene.log(5)
+    identity = Identity({"bootstrap.servers": proxy.bootstrap, **FORGETFUL}, 1.0)
+    write_commits(identity, scene.group, {Partition(name, 0): Commit(3)})
+    proxy.empty_metadata("other")
+    identity.ask([name]).result()
+    proxy.wait_emptied("other")
+    assert failures(lambda: read_commits(identity, scene.group), {Partition(name, 0): Commit(3)}) == 1
+
+
+def test_the_exporter_asks_a_new_client_at_its_next_scrape(scene: Scene, proxy: KafkaProxy) -> None:
+    name, _ = scene.log(5)
+    scene.worker(name).finish(name, 5)
+    scene.produce(name, 5)
+    kafka = {"bootstrap.servers": proxy.bootstrap, **FORGETFUL}
+    gauges = LedgerGauges(scene.engine, schema=scene.schema, kafka=kafka)
+
+    def lag() -> list[float]:
+        samples = Samples()
+        gauges.add_to(samples)
+        return list(samples.of(LAG).values())
+
+    assert lag() == [5]
+    proxy.empty_metadata("other")
+    scrapes = [lag() for _ in range(4)]
+    proxy.wait_emptied("other")
+    assert scrapes[-2:] == [[5], [5]]
+    assert len([found for found in scrapes if found != [5]]) == 1, "the answer without brokers has its effect"
+
+
+def test_a_job_whose_consumer_forgot_the_brokers_reads_on(scene: Scene, proxy: KafkaProxy) -> None:
+    name, _ = scene.log(5)
+    partition, topic_id = Partition(name, 0), scene.topic_id(name)
+    kafka = {"bootstrap.servers": proxy.bootstrap, **FORGETFUL, "topic.metadata.refresh.interval.ms": 300}
+    with RangeFollower(kafka, {name: topic_id}, {partition: 0}) as follower:
+        assert sum(map(len, follower.read_to({partition: 5}))) == 5
+        proxy.empty_metadata("consumer")
+        proxy.wait_emptied("consumer")
+        scene.produce(name, 5)
+        assert sum(map(len, follower.read_to({partition: 10}, idle=2.0))) == 5

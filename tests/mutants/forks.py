@@ -55,6 +55,7 @@ class Run:
     code: int = -1
     """Pytest's exit code; negative: it was killed by a signal."""
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     has_hung: bool = False
     _pid: int = 0
     _began: float = field(default=0.0)
@@ -75,13 +76,13 @@ class Run:
     def has_ended(self, most_seconds: float) -> bool:
         """Whether it has ended; one that takes longer than ``most_seconds`` is killed with its processes."""
         self.seconds = time.monotonic() - self._began
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        pid, status, usage = os.wait4(self._pid, os.WNOHANG)
         if pid == 0 and self.seconds > most_seconds:
             self.has_hung = True
             os.killpg(self._pid, signal.SIGKILL)
-            pid, status = os.waitpid(self._pid, 0)
+            pid, status, usage = os.wait4(self._pid, 0)
         if pid != 0:
-            self.code = os.waitstatus_to_exitcode(status)
+            self.code, self.cpu_seconds = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
             with contextlib.suppress(ProcessLookupError):  # what a test left running ends with it
                 os.killpg(pid, signal.SIGKILL)
         return pid != 0

@@ -107,7 +107,7 @@ class Trial:
                 survived.append(breakage)
         for run in run_all([run for run, _ in runs.values()], self._environment, jobs=jobs, seconds=MOST_SECONDS):
             verdict, is_killed = _verdict(run)
-            print(f"{verdict}{which} ({run.seconds:.1f} s)", flush=True)
+            print(f"{verdict}{which} ({run.seconds:.1f} s, CPU {run.cpu_seconds:.1f} s)", flush=True)
             if not is_killed:
                 survived.append(runs[run.name][1])
             shutil.rmtree(run.source.parent)
@@ -128,7 +128,7 @@ def _verdict(run: Run) -> tuple[str, bool]:
     output = run.output
     if unusable := UNUSABLE.search(output):  # any test fails on that
         return f"stale {run.name}: {unusable[0]}", False
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
     if run.code == TESTS_FAILED and failed:
         return f"killed {run.name} by {failed[1]}", True
     return f"survived {run.name}" + (f"\npytest exit code {run.code}\n{output}" if run.code != 0 else ""), False

@@ -264,6 +264,14 @@ def test_a_dropped_partition_leaves_rows_and_offsets_alike() -> None:
     assert batch.outcome.stops == {}
 
 
+def test_i4_a_dropped_partition_leaves_no_dead_letter() -> None:
+    """Its records are read again from the stored position: those that fail then become dead letters."""
+    batch = keyed(b"k", b"k")
+    set_aside(batch, 1)
+    batch.drop({A})
+    assert batch.outcome.dead_letters == []
+
+
 def test_what_is_read_of_a_dropped_partition_later_is_applied_and_advanced() -> None:
     """A failover put A back at 4: it is sought there while the batch of B is still open."""
     batch, _ = opened(chunk((A, 10, 12), (B, 0, 1)), chunk((A, 4, 6), (B, 1, 2)))

@@ -14,13 +14,16 @@ from seekpoint.admin.lag import ask_logs, lag_of
 from seekpoint.errors import KafkaUnavailable, StandbyRequired
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.members import Member, rebalancing
+from seekpoint.ledger.admin_actions import pauser
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import status as sql
+from seekpoint.ledger.tables import PUBLISHING
 from seekpoint.records import Partition
 
 SAMPLE_LIMIT = timedelta(minutes=3)  # as the view ``lag`` has it
+DRIVER_LIMIT = timedelta(minutes=10)  # as the alert on a silent driver has it
 
 LagRows = Mapping[tuple[str, Partition], Row[Any]]
 """Rows of the view ``lag``, by group and partition."""
@@ -28,10 +31,11 @@ LagRows = Mapping[tuple[str, Partition], Row[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Who paused a group, and why."""
+    """Who paused a group, and why. ``abandoned``: its batch's driver sends no heartbeat; a sentence with the remedy."""
 
     by: str | None
     reason: str | None
+    abandoned: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,9 @@ class GroupStatus:
         if not self.partitions:
             return [f"{self.name}: no partition is stored"]
         found = [f"{self.name}: {each}" for at in self.partitions for each in _failures(at, max_lag, max_age)]
-        if self.pause is None:  # a paused worker writes none
+        if self.pause is not None:  # a paused worker writes no sample
+            found += [f"{self.name}: {self.pause.abandoned}"] if self.pause.abandoned else []
+        else:
             found += [f"{self.name}: {each}" for at in self.partitions for each in _old_sample(at)]
         return found
 
@@ -179,7 +185,7 @@ def read(tx: SchemaConnection, names: Collection[str]) -> tuple[list[GroupStatus
         GroupStatus(
             row.name,
             row.version,
-            Pause(row.paused_by, row.paused_reason) if row.paused else None,
+            _pause(row, runs),
             tuple(_partition(at, logs.get((row.name, at.topic, at.partition))) for at in partitions[row.name]),
             tuple(_worker(at) for at in workers[row.name]),
             next((found for run in runs if (found := _standby(run, row)) is not None), None),
@@ -212,9 +218,24 @@ def _worker(row: Row[Any]) -> WorkerStatus:
     return WorkerStatus(*who, row.started_at, row.seen_at, state, row.is_live, row.trouble)
 
 
+def _pause(group: Row[Any], runs: Iterable[Row[Any]]) -> Pause | None:
+    if not group.paused:
+        return None
+    runs = (run for run in runs if group.paused_by == pauser(run.id) and run.silence > DRIVER_LIMIT)
+    return Pause(group.paused_by, group.paused_reason, next(map(_abandoned, runs), None))
+
+
+def _abandoned(run: Row[Any]) -> str:
+    return (
+        f"batch {run.id} has paused the group, and its driver {run.driver} was not heard of for "
+        f"{run.silence.total_seconds():,.0f} s: resume it (`seekpoint batch {run.pipelines[0] or 'MODULE:NAME'} "
+        f"--resume {run.id}`), or end it (`seekpoint reload abort {run.id} --reason WHY`)"
+    )
+
+
 def _standby(run: Row[Any], group: Row[Any]) -> StandbyRequired | None:
     """The run, if workers of this group wait for it."""
-    if group.name not in run.groups:
+    if group.name not in run.groups or run.strategy not in PUBLISHING:
         return None
     version = run.version_to[run.groups.index(group.name)]
     if version <= group.version:

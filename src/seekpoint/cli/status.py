@@ -269,6 +269,8 @@ def _print_group(group: GroupStatus, lines: Sequence[Line]) -> None:
         typer.echo(plain(group.rebalance))
     if (pause := group.pause) is not None:
         typer.echo(plain(f"{group.name} is paused by {pause.by or 'unknown'}: {pause.reason or 'no reason given'}"))
+        if pause.abandoned is not None:
+            typer.echo(plain(pause.abandoned))
     for line in lines:
         for said in (*line.waits, *line.problems):
             typer.echo(said)

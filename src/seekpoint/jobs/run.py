@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, Row, Update, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ReloadOver, ReloadRefused
-from seekpoint.ledger.admin_actions import operator, set_paused
+from seekpoint.ledger.admin_actions import operator, pauser, set_paused
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
 from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE, READ_GROUP
@@ -185,13 +185,6 @@ def _drop(connection: HandlerConnection) -> None:
 
 
 # -- a batch job pauses its group and is its partitions' owner ------------------------------------------------------
-
-PAUSER = "batch "  # begins ``paused_by`` of a group that a batch job has paused; the run's id follows
-
-
-def pauser(run: UUID) -> str:
-    """``paused_by`` of a group that this run has paused: only such a pause is ended with the run."""
-    return f"{PAUSER}{run}"
 
 
 def let_go(connection: Connection, schema: str, run: UUID, groups: Sequence[str], reason: str) -> None:

@@ -288,6 +288,14 @@ def required(name: str, given: Any) -> str:
     return storable(given)
 
 
+PAUSER = "batch "  # begins ``paused_by`` of a group that a batch job has paused; the run's id follows
+
+
+def pauser(run: UUID) -> str:
+    """``paused_by`` of a group that this run has paused: only such a pause is ended with the run."""
+    return f"{PAUSER}{run}"
+
+
 def set_paused(tx: GroupConnection, paused: bool, *, actor: str, reason: str) -> None:
     """Pause or resume the group; draws new tokens, which fences its workers (I5)."""
     actor, reason = storable(actor), required("reason", reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from seekpoint.errors import BatchRefused, ConfigError, ReloadOver
 from seekpoint.jobs.batch import batch as job
 from seekpoint.jobs.batch.open import open_batch
 from seekpoint.jobs.batch.publish import totals
-from seekpoint.jobs.reload import Driver, Run, stage_range
+from seekpoint.jobs.reload import Driver, LocalStager, Run, Staged, Task, stage_range
 from seekpoint.jobs.run import Tx
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
@@ -364,6 +364,65 @@ def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_resume_it
     assert batch(shop).take_over(run.id).records == len(FIRST)
     assert shop.rows() == doubled(FIRST, by=1)
     shop.engine.dispose()
+
+
+class Failing:
+    """A stager that stages so many of the ranges, and then fails as an executor does that lacks a module."""
+
+    def __init__(self, shop: Shop, count: int) -> None:
+        self._stager = LocalStager(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, [batch(shop).source])
+        self._count = count
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+        yield from self._stager.stage(run, tasks[: self._count])
+        raise ConfigError("the executor has no module shop")
+
+
+def test_an_error_before_anything_was_staged_ends_the_batch_and_its_pause(shop: Shop) -> None:
+    with pytest.raises(ConfigError, match="no module shop") as caught:
+        batch(shop, stager=Failing(shop, 0)).run(pause=True)
+    (run,) = batch(shop).runs.list()
+    assert caught.value.__notes__ == [
+        f"batch {run.id} has ended: nothing was staged, nothing is written; group {shop.group!r} is not paused for it"
+    ]
+    assert (run.state, run.swept, paused(shop), shop.schemas()) == ("failed", True, None, [])
+    assert run.error == "ConfigError: the executor has no module shop"
+    assert batch(shop).run().records == len(FIRST)
+
+
+def test_an_error_after_a_range_was_staged_leaves_the_batch_open_and_names_it(shop: Shop) -> None:
+    with pytest.raises(ConfigError, match="no module shop") as caught:
+        batch(shop, stager=Failing(shop, 1), range_records=30).run()
+    (run,) = batch(shop).runs.list()
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"batch {run.id} is open still, and group {shop.group!r} paused for it: resume it")
+    assert paused(shop) == f"batch {run.id}"
+    assert batch(shop).take_over(run.id).records == len(FIRST)
+    assert paused(shop) is None
+
+
+def test_a_pause_of_a_batch_whose_driver_is_gone_fails_a_check(shop: Shop) -> None:
+    run = kill_at(shop, "staging")
+    check = [
+        "status",
+        shop.group,
+        "--check",
+        "--database-url",
+        shop.engine.url.render_as_string(hide_password=False),
+        "--schema",
+        shop.schema,
+    ]
+    silence = f"{shop.group}: batch {run} has paused the group, and its driver "
+    assert silence not in CliRunner().invoke(app, check).stdout
+    shop.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '11 minutes'")
+    result = CliRunner().invoke(app, check)
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith(silence)]
+    assert result.exit_code == 1
+    assert f"--resume {run}`), or end it (`seekpoint reload abort {run} --reason WHY`)" in line
+    shown = CliRunner().invoke(app, [word for word in check if word != "--check"], env={"COLUMNS": "200"}).stdout
+    assert f"`seekpoint reload abort {run} --reason WHY`" in shown
+    batch(shop).runs.abort(run, "a test")
+    assert silence not in CliRunner().invoke(app, check).stdout
 
 
 def test_nothing_live_is_locked_while_ranges_are_staged(shop: Shop) -> None:

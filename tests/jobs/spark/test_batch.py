@@ -12,15 +12,15 @@ from pyspark.sql import SparkSession
 
 from jobs.spark.orders import BEHIND_COMMIT, DATABASE, IN_A_ROW, expected
 from seekpoint.errors import BatchRefused, ConfigError
+from seekpoint.spark import Env
 from seekpoint.spark import batch as spark_batch
 from support.batch_process import Batcher, batch, offsets, paused
 from support.reload_orders import PLAIN, Shop, of
 
 
 def run(shop: Shop, spark: SparkSession, name: str, **options: Any) -> Any:
-    return spark_batch(
-        spark, name, {"bootstrap.servers": shop.brokers}, database=DATABASE, schema=shop.schema, **options
-    )
+    options.setdefault("database", DATABASE)
+    return spark_batch(spark, name, {"bootstrap.servers": shop.brokers}, schema=shop.schema, **options)
 
 
 def test_what_is_new_is_applied_by_tasks(shop: Shop, spark: SparkSession, unread: Callable[[str], str]) -> None:
@@ -54,6 +54,20 @@ def test_a_record_that_ends_it_is_named_as_a_task_found_it(
         run(shop, spark, name)
     assert shop.rows() == []
     assert paused(shop) is None
+
+
+def test_a_variable_that_executors_do_not_have_ends_the_batch_and_its_pause(
+    shop: Shop, spark: SparkSession, unread: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's Python processes were started without it: the first thing that happens on a cluster."""
+    name = unread(PLAIN)
+    monkeypatch.setenv("SEEKPOINT_TEST_DRIVER_ALONE", shop.engine.url.render_as_string(hide_password=False))
+    with pytest.raises(ConfigError, match="SEEKPOINT_TEST_DRIVER_ALONE") as caught:
+        run(shop, spark, name, database=Env("SEEKPOINT_TEST_DRIVER_ALONE"), pause=True)
+    (found,) = batch(shop).runs.list()
+    assert (found.state, found.swept, paused(shop)) == ("failed", True, None)
+    assert any(note.startswith(f"batch {found.id} has ended: nothing was staged") for note in caught.value.__notes__)
+    assert run(shop, spark, name).records == 200
 
 
 def test_a_batch_whose_driver_was_killed_is_resumed_by_spark(

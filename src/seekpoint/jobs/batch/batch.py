@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -112,8 +112,9 @@ class BatchJob:
         that has workers is refused. ``reason`` is kept on record.
 
         Raises BatchRefused with its reasons, TopicRecreated, RangeLost, TooManyDeadLetters (then nothing is written and
-        the workers resume), ReloadOver, and what a claim raises. Where database or brokers are away the run stays open
-        and its group paused: the error's note names the run, for :meth:`take_over`, or ``Runs.abort``.
+        the workers resume), ReloadOver, and what a claim raises. Any other error ends the run, too, where nothing was
+        staged yet. Later, as where database or brokers are away, the run stays open and its group paused. In each case
+        the error's note names the run, for :meth:`take_over`, or ``Runs.abort``.
         """
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
         if (nothing := self._nothing_new(brokers)) is not None:
@@ -227,17 +228,31 @@ class BatchJob:
     def _ending(self, driver: Driver) -> Iterator[None]:
         """What no driver could get over ends the run, gives the group back, and nothing is written."""
 
-        def refusal(error: Exception) -> BatchRefused | None:
-            refused = _refusal(error)
-            if refused is None and not isinstance(error, ReloadOver | ConfigError):
-                error.add_note(
-                    f"batch {driver.run.id} is open still, and group {self.source.group!r} paused for it: "
-                    f"{self._how_to_go_on(driver.run.id)}"
-                )
-            return refused
+        try:
+            with driver.ending(ENDS_RUN, _refusal):
+                yield
+        except ReloadOver:  # another driver has the run, or it has ended: the message says so
+            raise
+        except Exception as error:
+            if driver.run.is_open:
+                error.add_note(self._end_if_unstaged(driver, error))
+            raise
 
-        with driver.ending(ENDS_RUN, refusal):
-            yield
+    def _end_if_unstaged(self, driver: Driver, error: Exception) -> str:
+        """End a run of which nothing is staged: there is nothing that another driver could resume. Returns a note."""
+        run, group = driver.run.id, self.source.group
+        try:
+            with transaction(self.engine, self.schema) as tx:
+                is_staged = tx.execute(sql.STAGED, its_run=run).first() is not None
+            if not is_staged:
+                driver.fail(error)
+        except (DBAPIError, psycopg.Error):  # the database is away: the run is as it was, and its error is raised
+            is_staged = True
+        if is_staged or driver.run.is_open:
+            return f"batch {run} is open still, and group {group!r} paused for it: {self._how_to_go_on(run)}"
+        with suppress(DBAPIError, psycopg.Error):  # a later sweep drops its schema
+            self.runs.drop(run)
+        return f"batch {run} has ended: nothing was staged, nothing is written; group {group!r} is not paused for it"
 
 
 def _refusal(error: Exception) -> BatchRefused | None:

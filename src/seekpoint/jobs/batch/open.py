@@ -11,14 +11,14 @@ from sqlalchemy import Row
 from seekpoint import remedies
 from seekpoint.errors import BatchRefused, ConfigError, RangeLost
 from seekpoint.jobs.reload.open import insert_run
-from seekpoint.jobs.run import PAUSER, StagedPosition, Tx, let_go, pauser, this_driver
+from seekpoint.jobs.run import StagedPosition, Tx, let_go, this_driver
 from seekpoint.jobs.tables.dependencies import prefix_of
 from seekpoint.jobs.tables.targets import PipelineSource, targets
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.range_checks import bounded_config, require_known
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim
-from seekpoint.ledger.admin_actions import set_paused
+from seekpoint.ledger.admin_actions import PAUSER, pauser, set_paused
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
 from seekpoint.ledger.declaration import Declaration
 from seekpoint.ledger.schema_connection import GroupConnection

@@ -12,14 +12,14 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
-from seekpoint.jobs.run import Driver, Step, Tx, let_go, pauser
+from seekpoint.jobs.run import Driver, Step, Tx, let_go
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.sql_templates import name, rows
 from seekpoint.jobs.tables.staging_schema import Staging, remembered_columns
 from seekpoint.jobs.tables.targets import Path, PipelineSource, aimed
 from seekpoint.jobs.tables.targets import Target as TargetTable
-from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.admin_actions import pauser, record_action
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import batch as sql

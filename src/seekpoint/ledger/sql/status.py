@@ -33,7 +33,6 @@ from sqlalchemy.dialects.postgresql import JSONB
 from seekpoint.ledger.sql.partition_offset import GROUP, array, is_row_of, unnest
 from seekpoint.ledger.sql.reload_run import CLOSED
 from seekpoint.ledger.tables import (
-    PUBLISHING,
     consumer_group,
     group_status,
     lag,
@@ -182,11 +181,17 @@ LOST_RANGES = (
 )
 _is_open = reload_run.c.state.not_in([literal_column(f"'{state}'") for state in CLOSED])
 OPEN_RUNS = (
-    select(reload_run.c.id, reload_run.c.state, reload_run.c.driver, reload_run.c.groups, reload_run.c.version_to)
-    .where(
-        _is_open,
-        reload_run.c.strategy.in_([literal_column(f"'{strategy}'") for strategy in PUBLISHING]),
+    select(
+        reload_run.c.id,
+        reload_run.c.strategy,
+        reload_run.c.state,
+        reload_run.c.driver,
+        reload_run.c.groups,
+        reload_run.c.pipelines,
+        reload_run.c.version_to,
+        (_now - reload_run.c.changed_at).label("silence"),
     )
+    .where(_is_open)
     .order_by(reload_run.c.opened_at)
 )
 

@@ -319,7 +319,7 @@ def test_a_running_worker_is_asked_to_replay(terminal: Terminal, monkeypatch: py
     assert terminal.lines(*by_worker, "--all")[-3:] == [
         "  - a running worker of version 1 replays them between its batches, at most 100, or for 1 s, at a time",
         "  - no worker of version 1 was seen in the last minute: the request waits until one starts",
-        "dry run: 3 would be requested, 0 refused; --apply does it",
+        "dry run: 3 dead letters would be replayed, 0 refused; --apply does it",
     ]
     assert "--apply needs --reason" in terminal.run(*by_worker, "--all", "--apply", exits=2).stderr
     assert "--while-paused" in terminal.run(*by_worker, "--all", "--while-paused", exits=2).stderr

@@ -18,7 +18,8 @@ from seekpoint.admin.samples import Sample
 from seekpoint.admin.status import BrokersAway, GroupStatus, GroupSummary, PartitionStatus, Pause, WorkerStatus
 from seekpoint.ledger.dead_letters import DeadLetterCause, Where
 from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, Discarded, group_of, portable
-from seekpoint.worker.replay.replay import DeadLetterReplay, Planned, Summary
+from seekpoint.worker.replay.plan import Planned
+from seekpoint.worker.replay.replay import DeadLetterReplay, Summary
 from seekpoint.worker.replay.replay_one import Replayed
 
 __all__ = [

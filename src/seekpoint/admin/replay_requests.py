@@ -20,9 +20,10 @@ from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import replay_request as sql
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.ledger.sql.resets import LAST_ACTION
+from seekpoint.records import State
 from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, lean
+from seekpoint.worker.replay.plan import Planned, in_key_order
 from seekpoint.worker.replay.preconditions import refused
-from seekpoint.worker.replay.replay import Planned
 from seekpoint.worker.replay.requests import MOST, SECONDS
 
 REQUESTED = "request replay"  # in the history
@@ -32,8 +33,9 @@ REQUESTED = "request replay"  # in the history
 class ReplayRequest:
     """A request as it is now: ``state`` is requested, started, done or failed; ``error`` says why it failed.
 
-    ``replayed`` were applied, ``failed`` failed again, ``refused`` were not open any more or come after another of
-    their key. ``version`` is the handler's that replays them, ``worker`` the process that has started it.
+    ``replayed`` were applied, those that others of their key have drawn along, too; ``failed`` failed again;
+    ``refused`` were not open any more or come after another of their key, ``refusals`` has the first sentences of it,
+    at most 100. ``version`` is the handler's that replays them, ``worker`` the process that has started it.
     """
 
     id: int
@@ -47,6 +49,7 @@ class ReplayRequest:
     replayed: int
     failed: int
     refused: int
+    refusals: tuple[str, ...]
     error: str | None
     requested_at: datetime
     started_at: datetime | None
@@ -62,7 +65,8 @@ class ReplayRequest:
 class ReplayPlan:
     """To have a running worker of the group replay these dead letters; ``consequences`` in words.
 
-    Each ``refusal`` says why one would not be replayed. Followers of a key are replayed, too, where keys are in order.
+    Each ``refusal`` says why one would not be replayed. Where keys are in order, ``planned`` has those that a chosen
+    one draws along, too.
     ``last_request`` is the id of the group's last request in its history, 0 where there is none.
     """
 
@@ -74,8 +78,13 @@ class ReplayPlan:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The dead letters to request, in order."""
-        return tuple(one.dead_letter.id for one in self.planned if one.refusal is None)
+        """The dead letters to request, in order; the worker finds those that they draw along."""
+        return tuple(one.dead_letter.id for one in self.planned if one.refusal is None and one.after is None)
+
+    @property
+    def drawn_along(self) -> int:
+        """How many more are replayed, since they come after a chosen one of their key."""
+        return sum(one.after is not None for one in self.planned)
 
     @property
     def refused(self) -> list[Planned]:
@@ -95,14 +104,24 @@ def plan_replay(ledger: Ledger, chosen: Chosen) -> ReplayPlan:
         last = _last_request(tx)
         workers = tx.execute(sql.COUNT_WORKERS, its_version=group.version).scalar_one()
     positions = {at.partition: at for at in ledger.read()}
-    planned = []
-    for one in map(lean, chosen_dead_letters(DeadLetters(ledger), chosen)):
+    planned, dead_letters = [], DeadLetters(ledger)
+    for one in map(lean, chosen_dead_letters(dead_letters, chosen)):
         refusal = refused(one, positions.get(one.at))
         planned.append(Planned(one, None if refusal is None else refusal.reason))
-    return ReplayPlan(ledger.group, group.version, tuple(planned), tuple(_in_words(group, workers)), last)
+    in_order = {topic for topic, declared in (group.declared or {}).items() if declared.get("keep_key_order")}
+    ordered = in_key_order(
+        dead_letters, planned, lambda one: one.key is not None and (one.topic in in_order or one.state is State.BLOCKED)
+    )
+    drawn_along = sum(one.after is not None for one in ordered)
+    return ReplayPlan(ledger.group, group.version, ordered, tuple(_in_words(group, workers, drawn_along)), last)
 
 
-def _in_words(group: Row[Any], workers: int) -> Iterator[str]:
+def _in_words(group: Row[Any], workers: int, drawn_along: int) -> Iterator[str]:
+    if drawn_along:
+        yield (
+            f"{drawn_along:,} more are replayed with them, which come after them in their keys: the records of a key "
+            "are applied in order"
+        )
     yield (
         f"a running worker of version {group.version} replays them between its batches, at most {MOST}, or for "
         f"{SECONDS:g} s, at a time"
@@ -151,4 +170,5 @@ def read_request(ledger: Ledger, id: int) -> ReplayRequest:  # noqa: A002 -- the
     if row is None:
         raise ConfigError(f"group {ledger.group!r} has no replay request {id}")
     values = row._asdict() | {"group": row.consumer_group, "dead_letters": tuple(row.dead_letters)}
+    values["refusals"] = tuple(row.refusals or ())
     return ReplayRequest(**{name: values[name] for name in ReplayRequest.__slots__})

@@ -41,7 +41,7 @@ def request_by_worker(
         _print_plan(plan, as_json=as_json)
         return None
     if not is_sure:
-        confirm(f"have a worker of {group} replay {numbered(len(plan.ids), 'dead letter')}?")
+        confirm(f"have a worker of {group} replay {_count(plan)}?")
     request = admin.request_replay(group, plan.ids, reason=reason or "", actor=actor, last_request=plan.last_request)
     return request, plan.refused
 
@@ -52,7 +52,8 @@ def follow(admin: Admin, request: ReplayRequest, seconds: float, progress: Progr
     while not request.has_ended and (left := until - monotonic()) > 0:
         sleep(min(POLL, left))
         request = admin.replay_request(request.group, request.id)
-        progress(request.replayed + request.failed + request.refused, len(request.dead_letters))
+        done = request.replayed + request.failed + request.refused
+        progress(done, max(done, len(request.dead_letters)))  # others of their keys are drawn along
     return request
 
 
@@ -65,6 +66,9 @@ def print_request(request: ReplayRequest, refused: Sequence[Planned] = (), *, is
     said = f"request {request.id} of {numbered(len(request.dead_letters), 'dead letter')} is {request.state}{why}"
     see = f"seekpoint dead-letters replay-request {shlex.quote(request.group)} {request.id} shows how it is"
     lines = [f"{said}; {counts}" if tried or request.has_ended else said, *([] if request.has_ended else [see])]
+    lines += [f"refused: {masked(sentence)}" for sentence in request.refusals]
+    if (more := request.refused - len(request.refusals)) and request.refusals:
+        lines.append(f"and {more:,} more were refused")
     lines += [_refused(one) for one in refused]
     report = {"applied": True, "request": asdict(request) | {"error": error}, "refused": _places(refused)}
     answer(report, *lines, as_json=as_json)
@@ -76,7 +80,7 @@ def print_request(request: ReplayRequest, refused: Sequence[Planned] = (), *, is
 def _print_plan(plan: ReplayPlan, *, as_json: bool) -> None:
     if plan.planned and not as_json:
         print_plan(plan.planned)
-    count = f"dry run: {len(plan.ids)} would be requested, {len(plan.refused)} refused; --apply does it"
+    count = f"dry run: {_count(plan)} would be replayed, {len(plan.refused):,} refused; --apply does it"
     lines = [*(f"  - {each}" for each in plan.consequences), count] if plan.planned else [NOTHING]
     answer(
         {"applied": False, "planned": _places(plan.planned), "consequences": plan.consequences}, *lines, as_json=as_json
@@ -85,9 +89,17 @@ def _print_plan(plan: ReplayPlan, *, as_json: bool) -> None:
         raise typer.Exit(FAILED)
 
 
+def _count(plan: ReplayPlan) -> str:
+    more = f", and {plan.drawn_along:,} more of their keys" if plan.drawn_along else ""
+    return f"{numbered(len(plan.ids), 'dead letter')}{more}"
+
+
 def _refused(one: Planned) -> str:
     return f"refused, and no part of it: dead letter {one.dead_letter.id}: {masked(one.refusal or '')}"
 
 
 def _places(planned: Sequence[Planned]) -> list[dict[str, Any]]:
-    return [as_place(one.dead_letter, refusal=None if one.refusal is None else masked(one.refusal)) for one in planned]
+    return [
+        as_place(one.dead_letter, refusal=None if one.refusal is None else masked(one.refusal), after=one.after)
+        for one in planned
+    ]

@@ -427,6 +427,7 @@ replay_request = Table(
     Column("seen_at", DateTime(timezone=True), comment="when its worker last said so"),
     *_optional(ended_at=DateTime(timezone=True)),
     Column("remaining", ARRAY(BigInteger), comment="ids that are left, where a worker has handed it back"),
+    Column("refusals", ARRAY(Text), comment="why the first ones were refused"),
     CheckConstraint(f"state IN ({', '.join(map(repr, REQUEST_STATES))})", name="state"),
     Index(None, "consumer_group", "id"),
 )

@@ -91,6 +91,7 @@ TAKE_REQUEST = (
     .returning(
         *(_request.id, func.coalesce(_request.remaining, _request.dead_letters).label("dead_letters")),
         *(_request.actor, _request.reason, _request.replayed, _request.failed, _request.refused),
+        _request.refusals,
     )
 )
 REQUEST_SEEN = update(replay_request).where(*_is_mine).values(seen_at=_now)
@@ -105,6 +106,7 @@ RECORD_REQUEST = (
         state=_state,
         error=bindparam("its_error", type_=Text),
         remaining=bindparam("its_remaining", type_=ARRAY(BigInteger)),
+        refusals=bindparam("its_refusals", type_=ARRAY(Text)),
         worker=case((_is_handed_back, null()), else_=_request.worker),
         started_at=case((_is_handed_back, null()), else_=_request.started_at),
         seen_at=_now,

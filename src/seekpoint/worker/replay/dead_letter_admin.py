@@ -49,7 +49,7 @@ def _may_pass(error: BaseException) -> bool:
     return is_transient(error)
 
 
-PAGE = 500  # dead letters that are asked for at once, without their values
+PAGE = 5_000  # dead letters that are asked for at once, without their values
 
 Chosen = Where | Iterable[int] | int
 """A condition, ids, or one id."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
@@ -19,25 +18,13 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.session import Session
 from seekpoint.records import storable
 from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, chosen_dead_letters, lean, open_at
+from seekpoint.worker.replay.plan import Key, Planned, in_key_order, key_of
 from seekpoint.worker.replay.preconditions import check_group, check_topic, keeps_order, not_first_of_key, refused
 from seekpoint.worker.replay.replay_one import Replayed, Replayer
 
-Key = tuple[str, int, UUID, bytes]  # of one partition, in one life of its topic
 Progress = Callable[[Replayed, int, int], None]  # the last one; how many are done; how many there are, as known now
 
 REASON = "replay"
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A chosen dead letter, without value and tracebacks; ``refusal``: why it would not be replayed, or None.
-
-    ``after`` is the id of the dead letter of its key that draws it along, where it was not chosen itself.
-    """
-
-    dead_letter: DeadLetter
-    refusal: str | None = None
-    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +89,7 @@ class DeadLetterReplay(DeadLetterAdmin):
             check_topic(dead_letter, self.pipeline)
             refusal = refused(dead_letter, positions.get(dead_letter.at))
             planned.append(Planned(dead_letter, None if refusal is None else refusal.reason))
-        return tuple(sorted(self._in_order(planned), key=lambda one: rank(one.dead_letter)))
+        return in_key_order(self._dead_letters, planned, self._keeps_order)
 
     def replay(self, id: int, *, reason: str = REASON, progress: Progress | None = None) -> Replayed:  # noqa: A002
         """Replay one dead letter, and those blocked after it (``followers``); ``failure`` says if it failed again.
@@ -182,7 +169,7 @@ class DeadLetterReplay(DeadLetterAdmin):
     def _one(
         self, replayer: Replayer, dead_letter: DeadLetter, reason: str, stuck: dict[Key, DeadLetter]
     ) -> tuple[Replayed, int | None]:
-        key = self._key(dead_letter)
+        key = key_of(dead_letter) if self._keeps_order(dead_letter) else None
         if key is not None and key in stuck:
             return Replayed(dead_letter, refusal=not_first_of_key(dead_letter, stuck[key]).reason), None
         try:
@@ -193,32 +180,8 @@ class DeadLetterReplay(DeadLetterAdmin):
             stuck[key] = dead_letter
         return outcome, following
 
-    def _key(self, dead_letter: DeadLetter) -> Key | None:
-        if dead_letter.key is None or not keeps_order(self.pipeline, dead_letter):
-            return None
-        return dead_letter.topic, dead_letter.partition, dead_letter.topic_id, dead_letter.key
-
-    def _in_order(self, planned: Sequence[Planned]) -> Iterator[Planned]:
-        """Where keys are held: refuse what comes after a dead letter that is not replayed; add what is drawn along."""
-        chosen = {one.dead_letter.id for one in planned}
-        good = {one.dead_letter.id for one in planned if one.refusal is None}
-        wanted = {self._key(one.dead_letter) for one in planned if one.dead_letter.id in good} - {None}
-        first: dict[Key, DeadLetter] = {}
-        for topic, partition in sorted({key[:2] for key in wanted if key is not None}):
-            for dead_letter in map(lean, self.list(Where(topic=topic, partition=partition))):
-                key = None if dead_letter.key is None else (topic, partition, dead_letter.topic_id, dead_letter.key)
-                if key is None or key not in wanted:
-                    continue
-                head = first.setdefault(key, dead_letter)
-                if head.id in good and dead_letter.id not in chosen:
-                    yield Planned(dead_letter, after=head.id)
-        for one in planned:
-            key = self._key(one.dead_letter)
-            head_of_it = None if key is None else first.get(key)
-            if one.refusal is None and head_of_it is not None and head_of_it.id not in good:
-                yield replace(one, refusal=not_first_of_key(one.dead_letter, head_of_it).reason)
-            else:
-                yield one
+    def _keeps_order(self, dead_letter: DeadLetter) -> bool:
+        return keeps_order(self.pipeline, dead_letter)
 
     @contextmanager
     def _replayer(self) -> Iterator[Replayer]:

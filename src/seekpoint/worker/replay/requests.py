@@ -17,12 +17,13 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.session import ConnectionSocket, Session
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_timeout, is_transient, sqlstate
 from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.records import one_line
+from seekpoint.records import one_line, storable
 from seekpoint.worker.replay.dead_letter_admin import open_at
 from seekpoint.worker.replay.replay_one import Replayer
 
 MOST, SECONDS = 100, 1.0  # dead letters, and time, between two batches
 LOCK_WAIT = 0.2  # seconds for a partition whose batch another worker has in hand; then it is tried after the next batch
+REFUSALS = 100  # sentences that are kept of a request; more are counted
 STORE_WAIT = 1.0  # seconds for the request's own row
 # A started request has failed when its worker was not seen for so many of our own intervals, and at least so many
 # seconds: its worker's interval may be longer than ours, and it is seen every 20 seconds at least.
@@ -154,6 +155,7 @@ class RequestedReplays:
                 were_replayed=request.replayed,
                 were_failed=request.failed,
                 were_refused=request.refused,
+                its_refusals=request.refusals,
             )
         if request.state != "started" or done.rowcount == 0:
             self._current = None
@@ -182,6 +184,7 @@ class _Request:
         self._dead_letters = DeadLetters(ledger, LOCK_WAIT)
         self.id: int = row.id
         self.replayed, self.failed, self.refused = int(row.replayed), int(row.failed), int(row.refused)
+        self.refusals = list[str](row.refusals or ())
         self.state: Literal["requested", "started", "done", "failed"] = "started"
         self.error: str | None = None
         self._left, self._actor, self._reason = deque[int](row.dead_letters), row.actor, row.reason
@@ -225,9 +228,11 @@ class _Request:
             return
         try:
             outcome, following = replayer.replay(first, self._reason)
-        except Fenced:
+        except Fenced as refusal:
             self._left.popleft()
             self.refused += 1
+            if len(self.refusals) < REFUSALS:
+                self.refusals.append(storable(refusal.reason))
             return
         self._left.popleft()
         self._tried.add(first)

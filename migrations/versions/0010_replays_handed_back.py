@@ -52,6 +52,8 @@ def upgrade() -> None:
         )
         comment = "what is wrong, or why it waits"
         op.add_column("worker", sa.Column("trouble", sa.Text, comment=comment), schema=schema)
+        comment = "why, as the operator has said"
+        op.add_column("lost_range", sa.Column("operator_reason", sa.Text, comment=comment), schema=schema)
         comment = "why the first ones were refused"
         op.add_column(
             "replay_request", sa.Column("refusals", postgresql.ARRAY(sa.Text), comment=comment), schema=schema
@@ -63,5 +65,6 @@ def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
         run_in_schema(schema, _BEFORE)
         op.drop_column("worker", "trouble", schema=schema)
+        op.drop_column("lost_range", "operator_reason", schema=schema)
         op.drop_column("replay_request", "refusals", schema=schema)
         op.drop_column("replay_request", "remaining", schema=schema)

@@ -33,6 +33,9 @@ def test_a_loss_is_accepted_and_the_worker_resumes(scene: Scene) -> None:
     browser, admin = ada(admin_of(scene)), admin_of(scene)
     choice = f"action=accept-lost&amp;group={scene.group}&amp;topic={name}&amp;partition=0"
     assert choice in browser.get("/group", params={"group": scene.group}).text
+    page = browser.get("/group", params={"group": scene.group}).text
+    assert f"Give up 2 offsets of {name}/0" in page
+    assert "Read the log from its start" not in page
     form = browser.plan("accept-lost", group=scene.group, topic=name, partition=0)
     assert browser.apply(form, "the week is in the archive").status_code == 303
     run.reached(name, 10)

@@ -58,6 +58,45 @@ def test_a_loss_is_accepted_once(scene: Scene) -> None:
         admin.plan_accept_lost(scene.group, here)
 
 
+@pytest.mark.parametrize("way", ["accept", "reset"])
+def test_what_retention_deleted_has_one_reason_whichever_way_it_is_accepted(scene: Scene, way: str) -> None:
+    """I4: the range, what happened to it, and why the operator has decided so."""
+    name = lost_log(scene)
+    admin = admin_of(scene)
+    if way == "accept":
+        admin.apply(admin.plan_accept_lost(scene.group, name), reason="ticket 7", actor="ada")
+    else:
+        plan = admin.plan_reset(scene.group, ResetTo.offset(7))
+        admin.apply(plan, reason="ticket 7", actor="ada", accept_loss=True)
+    first, *more = admin.lost([scene.group])
+    assert (first.from_offset, first.to_offset, first.reason, first.operator_reason) == (3, 5, "retention", "ticket 7")
+    assert [(lost.from_offset, lost.to_offset, lost.reason) for lost in more] == (
+        [] if way == "accept" else [(5, 7, "operator")]
+    )
+    assert "ticket 7" in seekpoint("lost", "list", scene.group, *options(scene)[:4]).stdout
+
+
+def test_one_command_accepts_the_losses_of_all_partitions(scene: Scene) -> None:
+    name, _ = scene.log(10, 3)
+    run = scene.worker(name, limits=OFTEN)
+    for number in range(3):
+        run.reached(name, 10, number)
+    run.stop()
+    for number in range(3):
+        scene.ledger.reset_offset(name, number, 3, log=None, reason="a test")
+    gone = [TopicPartition(name, number, 5) for number in range(2)]
+    for future in scene.admin.delete_records(gone).values():
+        future.result(10)
+    words = ["lost", "accept", scene.group, *options(scene)]
+    scene.wait(lambda: "2 offsets, 3 to 4" in seekpoint(*words).stdout)
+    assert "needs the partition" in seekpoint(*words, "--to-offset", "5", exits=2).stderr
+    scene.wait(lambda: seekpoint(*words).stdout.count("2 offsets, 3 to 4, are given up") == 2)
+    seekpoint(*words, "--apply", "--reason", "a week away")
+    assert {at.number: offset for at, offset in scene.positions().items()} == {0: 5, 1: 5, 2: 3}
+    assert f"group '{scene.group}' has lost nothing" in seekpoint(*words).stdout
+    assert f"topic '{name}' has lost nothing" in seekpoint("lost", "accept", scene.group, name, *options(scene)).stdout
+
+
 def test_an_open_transaction_is_no_end_of_the_log(scene: Scene) -> None:
     """Positions and commits of a consumer that reads uncommitted records are past the last stable offset."""
     name, _ = scene.log(3)

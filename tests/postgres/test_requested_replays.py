@@ -239,9 +239,11 @@ def test_an_error_that_may_pass_keeps_the_request_and_is_tried_again_later(
     asked.dead_letters(3)
     worker, request = asked.worker(), asked.request()
     failing(asked, statement, 2)
+    monkeypatch.setattr(requests, "monotonic", lambda: 0.0)
     work(worker)
     assert (asked.now(request).state, asked.now(request).replayed) == ("started", 1)
     assert not worker.is_due(is_claiming=False), "it is not tried at once"
+    monkeypatch.setattr(requests, "monotonic", lambda: 1.0)
     work(worker, lambda: asked.now(request).has_ended)
     done = asked.now(request)
     assert (done.state, done.replayed, done.error) == ("done", 3, None)

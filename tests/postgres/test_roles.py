@@ -51,7 +51,17 @@ MODULES = (partition_offset, admin, wait, dead_letters, replay_one, status, relo
            export_manifest, replay_request, reprocess, resets, forget, purge)  # fmt: skip
 GIVEN = {
     "RECORD_ACTION": ["action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
-    "RECORD_LOSS": ["topic", "topic_id", "partition", "from_offset", "to_offset", "reason", "decision", "actor"],
+    "RECORD_LOSS": [
+        "topic",
+        "topic_id",
+        "partition",
+        "from_offset",
+        "to_offset",
+        "reason",
+        "decision",
+        "actor",
+        "operator_reason",
+    ],
 }
 
 

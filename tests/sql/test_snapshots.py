@@ -42,7 +42,7 @@ GIVEN = {
     "RECORD_ACTION": ["action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
     "RECORD_LOSS": [
         *["topic", "topic_id", "partition"],
-        *["from_offset", "to_offset", "reason", "decision", "actor"],
+        *["from_offset", "to_offset", "reason", "decision", "actor", "operator_reason"],
     ],
 }
 STATEMENTS: dict[str, Any] = {

@@ -200,13 +200,15 @@ class Admin:
         with self.engine.connect() as connection:
             return lost_ranges(SchemaConnection(connection, self.schema), sorted(groups), partition, limit)
 
-    def plan_accept_lost(self, group: str, partition: Partition, *, to_offset: int | None = None) -> AcceptPlan:
-        """A plan to give up what a partition's log does not have any more. Asks the brokers.
+    def plan_accept_lost(
+        self, group: str, partition: Partition | str | None = None, *, to_offset: int | None = None
+    ) -> AcceptPlan:
+        """A plan to give up what the log has no more: of a partition, of a topic, or of all. Asks the brokers.
 
         A truncated log continues at ``to_offset``, by default where it ended before it was written again. Raises Fenced
-        where no worker has seen that, and for another cause; ConfigError for an offset before or after what was
-        truncated, an unknown group or partition, and a topic that was created again; GroupForgotten; ClusterChanged for
-        another cluster's brokers; KafkaUnavailable.
+        where no worker has seen that, and for another cause of a partition that is named; ConfigError for an offset
+        before or after what was truncated, or without one partition, an unknown group or partition, and a named topic
+        that was created again; GroupForgotten; ClusterChanged for another cluster's brokers; KafkaUnavailable.
         """
         return plan_lost(self._ledger(group), partition, to_offset, self._brokers(), KAFKA_TIMEOUT)
 

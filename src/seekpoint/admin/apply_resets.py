@@ -129,7 +129,9 @@ def _reset(tx: GroupConnection, row: Row[Any], move: Reset, by: By) -> ResetDone
         reason = f"{reason} (retention has removed [{move.wanted}, {move.target}): not read again)"
     lost = "operator" if move.target > at else None
     log = move.log if move.is_past_end else None  # it moves on: of use only where no worker does
-    reset_offset(tx, move.at, move.target, actor=by.actor, reason=reason, log=log, lost=None if log else lost)
+    start = None if move.log is None else move.log[0]
+    lost = None if log else lost
+    reset_offset(tx, move.at, move.target, actor=by.actor, reason=reason, log=log, lost=lost, log_start=start)
     return ResetDone(move.at, move.topic_id, at, move.target)
 
 

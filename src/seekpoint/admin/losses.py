@@ -27,7 +27,10 @@ from seekpoint.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets that no worker applies, from ``from_offset`` to before ``to_offset`` (None: not known)."""
+    """Offsets that no worker applies, from ``from_offset`` to before ``to_offset`` (None: not known).
+
+    ``reason`` is what happened to them, ``operator_reason`` why ``actor`` has decided so.
+    """
 
     group: str
     partition: Partition
@@ -37,6 +40,7 @@ class LostRange:
     reason: str
     decision: str
     actor: str
+    operator_reason: str | None
     at: datetime
 
 
@@ -89,7 +93,7 @@ def lost_ranges(
             row.consumer_group,
             Partition(row.topic, row.partition),
             row.topic_id,
-            *(row.from_offset, row.to_offset, row.reason, row.decision, row.actor, row.at),
+            *(row.from_offset, row.to_offset, row.reason, row.decision, row.actor, row.operator_reason, row.at),
         )
         for row in reversed(
             tx.execute(read_sql.LOST_RANGES, names=wanted, its_topic=topic, its_partition=number, most=limit).all()
@@ -98,32 +102,71 @@ def lost_ranges(
 
 
 def plan_lost(
-    ledger: Ledger, partition: Partition, to_offset: int | None, settings: Mapping[str, Any], timeout: float
+    ledger: Ledger,
+    partition: Partition | str | None,
+    to_offset: int | None,
+    settings: Mapping[str, Any],
+    timeout: float,
 ) -> AcceptPlan:
     """See :meth:`seekpoint.admin.Admin.plan_accept_lost`."""
+    topic, number = partition if isinstance(partition, Partition) else (partition, None)
+    if to_offset is not None and number is None:
+        raise ConfigError("an offset to continue at needs the partition that it is of: name TOPIC:PARTITION")
     rows, last = _stored(ledger)
-    (at,) = within(ledger.group, rows, {partition.topic: [partition.number]}).values()
-    new, logs = _brokers(ledger, [at], settings, timeout)
-    if new != at.topic_id:
-        raise ConfigError(
-            f"topic {partition.topic!r} was created again: seekpoint topics accept {ledger.group} {partition.topic}"
+    topics = None if topic is None else {topic: None if number is None else [number]}
+    by_topic: dict[str, list[Position]] = {}
+    for at in within(ledger.group, rows, topics).values():
+        by_topic.setdefault(at.partition.topic, []).append(at)
+    accepted: list[Acceptance] = []
+    other: list[str] = []  # why partitions are no part of it
+    for name, positions in by_topic.items():
+        new, logs = _brokers(ledger, positions, settings, timeout)
+        if new != positions[0].topic_id:
+            said = f"topic {name!r} was created again: seekpoint topics accept {ledger.group} {name}"
+            if topic is not None:
+                raise ConfigError(said)
+            other.append(said)
+            continue
+        for at in positions:
+            log = logs.get(at.partition)
+            if log is None or not _is_lost(at, log):
+                other += _not_lost(ledger.group, at, is_alone=number is not None)
+            else:
+                accepted.append(_acceptance(ledger.group, at, log, to_offset, last.get(at.partition)))
+    if not accepted:
+        where = (
+            f"{topic}/{number}" if number is not None else f"topic {topic!r}" if topic else f"group {ledger.group!r}"
         )
-    start, end = log = logs[partition]
+        return AcceptPlan(ledger.group, (), (*other, f"{where} has lost nothing"))
+    words = [line for acceptance in accepted for line in _lost_in_words(acceptance)]
+    return AcceptPlan(ledger.group, tuple(accepted), (*words, *other))
+
+
+def _is_lost(at: Position, log: tuple[int, int]) -> bool:
     is_lost = at.stop is not None and at.stop.kind == OffsetLost.__name__
-    if start <= at.next_offset <= end and not is_lost:
-        if at.stop is not None:
-            see = f"seekpoint status {shlex.quote(ledger.group)} shows what can be done"
-            raise Fenced(f"{partition} is stopped at {at.stop.offset} for another cause, {at.stop.kind}: {see}")
-        return AcceptPlan(ledger.group, (), (f"{partition} has lost nothing",))
-    if at.next_offset < start:
-        if to_offset is not None:
-            raise ConfigError(
-                f"{partition}: retention has passed it, and it continues at {start}: leave --to-offset out"
-            )
-        accepted = Acceptance(partition, at.topic_id, None, at.next_offset, start, log, last.get(partition))
-    else:
-        accepted = _truncated(ledger.group, at, log, to_offset, last.get(partition))
-    return AcceptPlan(ledger.group, (accepted,), tuple(_lost_in_words(accepted)))
+    return is_lost or not log[0] <= at.next_offset <= log[1]
+
+
+def _not_lost(group: str, at: Position, *, is_alone: bool) -> Iterator[str]:
+    """A sentence about a partition that is stopped for another cause; an error where it alone was meant."""
+    if at.stop is not None:
+        see = f"seekpoint status {shlex.quote(group)} shows what can be done"
+        said = f"{at.partition} is stopped at {at.stop.offset} for another cause, {at.stop.kind}: {see}"
+        if is_alone:
+            raise Fenced(said)
+        yield said
+
+
+def _acceptance(
+    group: str, at: Position, log: tuple[int, int], to_offset: int | None, last_reset: int | None
+) -> Acceptance:
+    if at.next_offset >= log[0]:
+        return _truncated(group, at, log, to_offset, last_reset)
+    if to_offset is not None:
+        raise ConfigError(
+            f"{at.partition}: retention has passed it, and it continues at {log[0]}: leave --to-offset out"
+        )
+    return Acceptance(at.partition, at.topic_id, None, at.next_offset, log[0], log, last_reset)
 
 
 def _truncated(

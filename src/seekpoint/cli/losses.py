@@ -45,10 +45,10 @@ def list_lost(
     else:
         rows = [
             (each.group, str(each.partition), each.from_offset, each.to_offset, each.reason, each.decision, each.actor,
-             moment(each.at))
+             each.operator_reason, moment(each.at))
             for each in found
         ]  # fmt: skip
-        columns = ("group", "partition", "from", "to", "reason", "decision", "by", "at")
+        columns = ("group", "partition", "from", "to", "reason", "decision", "by", "because", "at")
         print_table(None, columns, rows, numeric=("from", "to"))
 
 
@@ -56,7 +56,10 @@ def list_lost(
 @command
 def accept_lost(
     group: Group,
-    partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="The partition that is stopped.")],
+    where: Annotated[
+        str | None,
+        typer.Argument(metavar="[TOPIC[:PARTITION]]", help="What has stopped. Default: all partitions of the group."),
+    ] = None,
     *,
     to_offset: Annotated[
         int | None,
@@ -68,7 +71,7 @@ def accept_lost(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Give up what a log does not have any more, and continue at its first offset, or at its end. Plan first.
+    """Give up what logs do not have any more, and continue at their first offset, or at their end. Plan first.
 
     A log that was truncated and written again continues where it ended; --to-offset says where, if no worker has seen
     it. Without --apply nothing is done. Exits with 1 where that offset is needed, and where the partition is not as it
@@ -77,7 +80,9 @@ def accept_lost(
     admin = admin_of(ledger, brokers, apply, reason)
     _carry_out(
         admin,
-        admin.plan_accept_lost(group, partition_named(partition), to_offset=to_offset),
+        admin.plan_accept_lost(
+            group, partition_named(where) if where is not None and ":" in where else where, to_offset=to_offset
+        ),
         ledger,
         apply=apply,
         reason=reason,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
@@ -81,11 +81,13 @@ def reset_offset(
     topic_id: UUID | None = None,
     lost: str | None = None,
     truncated_at: int | None = None,
+    log_start: int | None = None,
 ) -> Position:
     """Reset a partition's position to ``to``; see :meth:`seekpoint.Ledger.reset_offset`.
 
     ``truncated_at`` is where the log ended before the position, where the caller knows it; it is read from ``log``, and
-    from the stop in the row, too.
+    from the stop in the row, too. ``log_start`` is where the log begins, for a caller that has no ``log`` of now: what
+    is before it was lost by retention, whatever the reset is for.
 
     Dead letters at or past the new position are superseded: their records will be read again.
 
@@ -105,7 +107,8 @@ def reset_offset(
             f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read it again, then decide"
         )
     adopted = None if topic_id in {None, row.topic_id} else topic_id
-    unread = _record_losses(tx, row, to, log=log, lost=lost, actor=actor, adopted=adopted, truncated_at=truncated_at)
+    losses = _Losses(tx, row, to, log, log[0] if log_start is None and log is not None else log_start, lost)
+    unread = losses.record(actor, reason, adopted=adopted, truncated_at=truncated_at)
     for before, after in _steps(row.next_offset, to, unread):
         record_action(tx, "reset", actor=actor, reason=reason, partition=partition, from_offset=before, to_offset=after)
     now = tx.execute(
@@ -130,33 +133,6 @@ def reset_offset(
     return position(now)
 
 
-def _record_losses(
-    tx: GroupConnection,
-    row: Row[Any],
-    to: int,
-    *,
-    log: tuple[int, int] | None,
-    lost: str | None,
-    actor: str,
-    adopted: UUID | None,
-    truncated_at: int | None,
-) -> int | None:
-    """Record what the reset gives up. Returns from where nothing was read of what is in front of ``to``, if anything.
-
-    ``adopted`` is the id of a topic that was created again; the end of the old topic's log is not known.
-    """
-    if adopted is None:
-        truncated = _truncated_at(row, to, log, truncated_at)
-        for loss in _losses(row, to, log, lost, truncated):
-            _record_loss(tx, row, loss, actor)
-        return truncated
-    gone = _Loss(row.next_offset, None, lost or "recreated", f"continue at {to} of topic id {adopted}")
-    _record_loss(tx, row, gone, actor)
-    if to > 0:
-        _record_loss(tx, row, _left_out(to, log, lost), actor, topic_id=adopted)
-    return 0
-
-
 def _steps(position: int, to: int, before: int | None) -> list[tuple[int, int]]:
     """The resets on record: two where nothing was read from ``before`` to ``to``, of a topic that was created again, or
     of what was written after a truncation. A wait for one of these records must end with that reason.
@@ -168,27 +144,6 @@ def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:
     """The last reset of a partition by an operator, None where there was none."""
     row = tx.execute(sql.LAST_RESET, at_topic=partition.topic, at_partition=partition.number).one_or_none()
     return None if row is None else LastReset(row.to_offset, row.actor, row.reason, row.at)
-
-
-def _record_loss(
-    tx: GroupConnection, row: Row[Any], loss: _Loss | None, actor: str, *, topic_id: UUID | None = None
-) -> None:
-    if loss is None:
-        return
-    before = last_reset(tx, Partition(row.topic, row.partition))
-    if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
-        return  # an operator has put it there: no worker has read up to there
-    tx.execute(
-        sql.RECORD_LOSS,
-        topic=row.topic,
-        topic_id=topic_id or row.topic_id,
-        partition=row.partition,
-        from_offset=loss.start,
-        to_offset=loss.end,
-        reason=storable(loss.reason),
-        decision=loss.decision,
-        actor=actor,
-    )
 
 
 _REWRITTEN = "rewritten"
@@ -204,22 +159,67 @@ class _Loss:
     decision: str
 
 
-def _losses(
-    row: Row[Any], to: int, log: tuple[int, int] | None, lost: str | None, truncated: int | None
-) -> Iterator[_Loss]:
-    """The lost ranges that a reset records (I4)."""
-    at, decision = row.next_offset, f"continue at {to}"
-    if truncated is not None:  # its offsets were given to other records, or will be
-        yield _Loss(truncated, at, _REWRITTEN, decision)
-    if lost is not None and to > at:
-        yield _Loss(at, to, lost, decision)
-    elif lost is not None and truncated is None:
-        raise ConfigError(
-            f"lost={lost!r} gives up nothing: {row.topic}/{row.partition} is at {at}, and a reset to {to} "
-            "passes no record; leave lost= out"
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """What a reset of this row to ``to`` gives up (I4). ``start`` is the log's first offset, None: not known."""
+
+    tx: GroupConnection
+    row: Row[Any]
+    to: int
+    log: tuple[int, int] | None
+    start: int | None
+    lost: str | None
+
+    def record(self, actor: str, reason: str, *, adopted: UUID | None, truncated_at: int | None) -> int | None:
+        """Record it. Returns from where nothing was read of what is in front of ``to``, if anything.
+
+        ``adopted`` is the id of a topic that was created again; the end of the old topic's log is not known.
+        """
+        row, to = self.row, self.to
+        who = {"actor": actor, "operator_reason": reason}
+        if adopted is None:
+            truncated = _truncated_at(row, to, self.log, truncated_at)
+            for loss in self._of_this_topic(truncated):
+                self._record(loss, row.topic_id, who)
+            return truncated
+        gone = _Loss(row.next_offset, None, self.lost or "recreated", f"continue at {to} of topic id {adopted}")
+        self._record(gone, row.topic_id, who)
+        if (left_out := _left_out(to, self.log, self.lost)) is not None:
+            self._record(left_out, adopted, who)
+        return 0
+
+    def _of_this_topic(self, truncated: int | None) -> Iterator[_Loss]:
+        """Retention's part has that reason whichever command accepts it."""
+        position, to, decision = self.row.next_offset, self.to, f"continue at {self.to}"
+        if truncated is not None:  # its offsets were given to other records, or will be
+            yield _Loss(truncated, position, _REWRITTEN, decision)
+        if self.lost is not None and to <= position and truncated is None:
+            raise ConfigError(
+                f"lost={self.lost!r} gives up nothing: {self.row.topic}/{self.row.partition} is at {position}, and a "
+                f"reset to {to} passes no record; leave lost= out"
+            )
+        start = position if self.start is None else min(max(self.start, position), max(to, position))
+        if position < start and (self.start == start or self.lost is not None):
+            yield _Loss(position, start, "retention", decision)
+        if self.lost is not None and to > start:
+            yield _Loss(start, to, self.lost, decision)
+
+    def _record(self, loss: _Loss, topic_id: UUID, who: Mapping[str, str]) -> None:
+        row = self.row
+        before = last_reset(self.tx, Partition(row.topic, row.partition))
+        if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
+            return  # an operator has put it there: no worker has read up to there
+        self.tx.execute(
+            sql.RECORD_LOSS,
+            topic=row.topic,
+            topic_id=topic_id,
+            partition=row.partition,
+            from_offset=loss.start,
+            to_offset=loss.end,
+            reason=storable(loss.reason),
+            decision=loss.decision,
+            **who,
         )
-    elif log is not None and at < log[0] <= to:
-        yield _Loss(at, log[0], "retention", decision)
 
 
 def _truncated_at(row: Row[Any], to: int, log: tuple[int, int] | None, known: int | None) -> int | None:

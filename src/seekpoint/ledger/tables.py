@@ -213,6 +213,7 @@ lost_range = Table(
     Column("to_offset", BigInteger),  # NULL: the end is unknown
     *_required(reason=Text, decision=Text, actor=Text),
     _now("at"),
+    Column("operator_reason", Text, comment="why, as the operator has said"),
     Index(None, "consumer_group", "topic", "partition"),
 )
 

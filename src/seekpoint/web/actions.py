@@ -68,7 +68,7 @@ class Actions:
             "pause": lambda admin, asked: admin.plan_pause(asked["group"]),
             "resume": lambda admin, asked: admin.plan_resume(asked["group"]),
             "reset": _reset,
-            "accept-lost": lambda admin, asked: admin.plan_accept_lost(asked["group"], _partition(asked)),
+            "accept-lost": lambda admin, asked: admin.plan_accept_lost(asked["group"], _place(asked)),
             "accept-topic": _accept_topic,
             "discard": _discard,
             "replay": _replay,
@@ -155,8 +155,12 @@ class Actions:
         return f"group?{urlencode({'group': plan.group})}"
 
 
-def _partition(asked: Asked) -> Partition:
-    return Partition(asked["topic"], asked.whole("partition"))
+def _place(asked: Asked) -> Partition | str | None:
+    """A partition, a topic, or None for the whole group."""
+    topic = asked.given("topic")
+    if topic is None or "partition" not in asked.parameters:
+        return topic
+    return Partition(topic, asked.whole("partition"))
 
 
 def _reset(admin: Admin, asked: Asked) -> ResetPlan:

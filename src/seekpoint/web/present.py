@@ -11,7 +11,6 @@ from markupsafe import Markup
 from seekpoint.admin import GroupStatus, GroupSummary, PartitionStatus, Sample
 from seekpoint.ledger.dead_letters import name_bytes
 from seekpoint.ledger.positions import Stop
-from seekpoint.records import Partition
 
 LONGEST = 65_536  # bytes that are shown of a key, a value or a header
 NOT_KNOWN = "\N{EN DASH}"
@@ -78,12 +77,16 @@ def _running(lag: int | None, dead_letters: int, *, has_worker: bool, is_tried: 
     return RUNNING if lag else CAUGHT_UP
 
 
-def choices_of(group: str, at: Partition, stop: Stop) -> list[Choice]:
+def choices_of(group: str, line: PartitionStatus, stop: Stop) -> list[Choice]:
     """The plans that resolve a stop of this kind; none where it ends by itself, or needs what no plan does."""
+    at = line.position.partition
     where: dict[str, str | int] = {"group": group, "topic": at.topic, "partition": at.number}
     match stop.kind:
         case "PoisonStop":
             return [Choice("Skip the record", {"action": "reset", "target": "after-failed", **where})]
+        case "OffsetLost" if line.headroom is not None and line.headroom < 0:  # retention: one way to continue
+            accept: dict[str, str | int] = {"action": "accept-lost", **where}
+            return [Choice(f"Give up {-line.headroom:,} offsets of {at}", accept)]
         case "OffsetLost":
             return [
                 Choice("Accept the loss", {"action": "accept-lost", **where}),

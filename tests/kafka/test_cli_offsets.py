@@ -82,7 +82,7 @@ def fixed(scene: Scene, stopped: str) -> str:
 def test_a_backward_reset_is_a_plan_first_and_is_read_again(scene: Scene, read: str) -> None:
     shown = reset(scene, "--topic", f"{read}:1", "--to-offset", "4").stdout
     assert f"{read}/1 10 → 4: 6 offsets are read again" in shown
-    assert "will have the rows of records that are read again twice" in shown
+    assert "will have two rows of each record that is read again" in shown
     assert shown.endswith("dry run; --apply does it\n")
     assert scene.positions() == {(read, 0): 10, (read, 1): 10}
     assert "--reason" in reset(scene, "--topic", read, "--to-offset", "4", "--apply", exits=2).stderr
@@ -152,6 +152,18 @@ def test_each_target_is_an_absolute_offset(scene: Scene, fixed: str, words: list
     assert done["applied"]
     assert scene.positions() == {(fixed, 0): to}
     assert losses(scene) == ([(0, 10, to, "operator", "ada")] if to > 10 else [])
+
+
+def test_a_plan_says_what_was_typed_and_what_is_read_again(scene: Scene, fixed: str) -> None:
+    """Of the position itself nothing is read again but what workers apply until the plan is carried out."""
+    assert (
+        f"would reset {scene.group} --by-duration 90m (20"
+        in reset(scene, "--all-topics", "--by-duration", "90m").stdout
+    )
+    shown = reset(scene, "--all-topics", "--to-current").stdout
+    assert f"{fixed}/0 → 10: what workers apply until this is carried out is read again" in shown
+    assert "back to here" in shown
+    assert "0 offsets" not in shown
 
 
 def test_a_running_worker_obeys_each_target(scene: Scene, tmp_path: Path) -> None:

@@ -242,6 +242,10 @@ def test_commits_that_cannot_be_positions_are_refused(scene: Scene, old: str) ->
     assert (
         f"{other}/1 begins at 0, without a commit" in imported(scene, "--topic", other, "--missing", "earliest").stdout
     )
+    third = scene.topic(3)
+    commit_to_kafka(scene, {Partition(third, 1): 0}, group)
+    said = imported(scene, "--topic", third, exits=1).stderr
+    assert f"for {third}/0, {third}/2: say where" in said, "each partition without a commit is named"
     commit_to_kafka(scene, {Partition(other, 0): 6, Partition(other, 1): 0}, group)
     assert "past the end of the log" in imported(scene, "--topic", other, exits=1).stderr
     mirrored = Commit.mirror(2, None, 7).at(Partition(other, 0))

@@ -343,7 +343,7 @@ def test_a_running_worker_is_asked_to_replay(terminal: Terminal, monkeypatch: py
     worker.work()
     shown = ("dead-letters", "replay-request", "g", request[1])
     assert terminal.lines(*shown) == [
-        f"request {request[1]} of 3 dead letters is done; 2 replayed, 1 failed again, 0 refused"
+        f"request {request[1]} (3 dead letters) is done; 2 replayed, 1 failed again, 0 refused"
     ]
     assert terminal.json(*shown, "--wait", "1s", exits=1)["request"]["replayed"] == 2
     assert terminal.depot.applied() == [0, 2]
@@ -378,7 +378,7 @@ def test_discard_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     assert terminal.run(*words).stdout.splitlines() == [
         f"would be discarded: {ids[0]} (orders/0 offset 0): ValueError: b'bad' is not to be taken",
         f"would be discarded: {ids[1]} (orders/0 offset 1): ValueError: b'worse' is not to be taken",
-        "dry run: 2 would be discarded, 0 refused; --apply does it",
+        "dry run: 2 would be discarded (2 dead_lettered), 0 refused; --apply does it",
     ]
     assert terminal.depot.states() == {0: "dead_lettered", 1: "dead_lettered", 2: "blocked"}
     assert terminal.run(*words, "--apply").stdout.endswith("2 discarded, 0 refused\n")

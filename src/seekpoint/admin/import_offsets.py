@@ -74,17 +74,16 @@ def plan_import(
     commits = _read_commits(identity, old, partitions)
     readable = Watermarks(identity, committed=kafka.get("isolation.level") != "read_uncommitted").logs(partitions)
     written = Watermarks(identity, committed=False).logs(partitions)
+    _require_commits(old, partitions, commits, written, missing)
     found = []
     for at in partitions:
         topic_id = ids[at.topic]
         if topic_id is None or at not in readable or at not in written:
             raise Fenced(f"no broker answers for the log of {at}: try again")
         commit = commits.get(at)
-        if commit is None:
-            offset = _without_commit(old, at, readable[at], missing)
-        else:
-            offset = _of(commit, old, at, written[at])
-        found.append(Imported(at, topic_id, offset, None if commit is None else commit.offset, written[at]))
+        committed = None if commit is None else commit.offset
+        begin = readable[at][0 if missing == "earliest" else 1]
+        found.append(Imported(at, topic_id, begin if committed is None else committed, committed, written[at]))
     return ImportPlan(ledger.group, old, cluster, tuple(found), tuple(map(_in_words, found)))
 
 
@@ -156,29 +155,34 @@ def _require_new(tx: GroupConnection, cluster: str, topics: list[str]) -> None:
         )
 
 
-def _without_commit(group: str, at: Partition, log: tuple[int, int], missing: Missing | None) -> int:
-    """The first position of a partition without a commit. Raises Fenced where it was not said."""
-    if missing is None:
+def _require_commits(
+    group: str,
+    partitions: Collection[Partition],
+    commits: Mapping[Partition, Commit],
+    logs: Mapping[Partition, tuple[int, int]],
+    missing: Missing | None,
+) -> None:
+    """Raise Fenced, which names them all, for partitions whose commit is no first position, or where there is none."""
+    absent = [str(at) for at in partitions if at not in commits]
+    if absent and missing is None:
         raise Fenced(
-            f"group {group!r} has no commit in Kafka for {at}: say where partitions without one begin "
+            f"group {group!r} has no commit in Kafka for {', '.join(absent)}: say where partitions without one begin "
             "(--missing earliest, --missing latest)"
         )
-    return log[0] if missing == "earliest" else log[1]
-
-
-def _of(commit: Commit, group: str, at: Partition, log: tuple[int, int]) -> int:
-    """The commit as the first position. Raises Fenced where it cannot be."""
-    if commit.is_mirror:
+    if mirrored := [str(at) for at, commit in sorted(commits.items()) if commit.is_mirror]:
         raise Fenced(
-            f"the commit of group {group!r} for {at} was mirrored from a ledger, and may be older than the position "
-            f"there: take the positions themselves (`seekpoint offsets export {group}`)"
+            f"the commit of group {group!r} for {', '.join(mirrored)} was mirrored from a ledger, and may be older "
+            f"than the position there: take the positions themselves (`seekpoint offsets export {group}`)"
         )
-    if commit.offset > log[1]:
+    past = [
+        f"{commit.offset} for {at}, past the end of the log, which has offsets {logs[at][0]} to {logs[at][1]}"
+        for at, commit in sorted(commits.items())
+        if at in logs and commit.offset > logs[at][1]
+    ]
+    if past:
         raise Fenced(
-            f"group {group!r} has committed {commit.offset} for {at}, past the end of the log, which has offsets "
-            f"{log[0]} to {log[1]}: the log was truncated, or the topic created again"
+            f"group {group!r} has committed {'; '.join(past)}: the log was truncated, or the topic created again"
         )
-    return commit.offset
 
 
 def _in_words(each: Imported) -> str:

@@ -51,6 +51,8 @@ def _of_partition(reset: Reset) -> Iterator[str]:
             )
     elif reset.is_past_end and reset.log is not None:
         yield f"{here}: the log ends at {reset.log[1]}, before the position; what is written from there on is read"
+    elif many == 0:  # --to-current
+        yield f"{reset.at} → {reset.target}: what workers apply until this is carried out is read again"
     else:
         yield f"{here}: {_offsets(many)} read again, and what is applied until then"
     if reset.gone:
@@ -82,8 +84,8 @@ def _of_topic(topic: str, declared: Any) -> Iterator[str]:
         tables = ", ".join(sink["tables"])
         if "guarded" not in sink:
             yield (
-                f"{tables} ({sink['kind']}) will have the rows of records that are read again twice: delete them "
-                "first, or rebuild the table with a reload"
+                f"{tables} ({sink['kind']}) will have two rows of each record that is read again: delete the first "
+                "ones before, or rebuild the table with a reload"
             )
         elif sink["guarded"]:
             yield f"{tables} ({sink['kind']}) keeps the newest row of each key"

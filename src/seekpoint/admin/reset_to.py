@@ -10,6 +10,8 @@ from seekpoint.errors import ConfigError
 from seekpoint.ledger.admin_actions import is_offset
 from seekpoint.records import Partition
 
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+
 
 @dataclass(frozen=True, slots=True)
 class ResetTo:
@@ -18,6 +20,7 @@ class ResetTo:
     kind: str
     number: int = 0
     at: datetime | None = None
+    ago: timedelta | None = None
     group: str = ""
     given: tuple[tuple[Partition, int], ...] = ()
 
@@ -51,7 +54,7 @@ class ResetTo:
     @classmethod
     def duration(cls, ago: timedelta) -> ResetTo:
         """At the first record that is not older than this, else at the end."""
-        return cls("datetime", at=_before_now(ago))
+        return cls("datetime", at=_before_now(ago), ago=ago)
 
     @classmethod
     def shift(cls, by: int) -> ResetTo:
@@ -87,9 +90,18 @@ class ResetTo:
 
     def __str__(self) -> str:
         time = "" if self.at is None else self.at.isoformat()
+        if self.ago is not None:
+            return f"--by-duration {_in_one_unit(self.ago)} ({time})"
         given = {"offset": self.number, "datetime": time, "processed": time, "group": self.group, "kafka": self.group}
         others = {"shift": f"--shift-by {self.number}", "offsets": "--from-file", "after-failed": "--after-failed"}
         return others.get(self.kind, f"--to-{self.kind} {given.get(self.kind, '')}".rstrip())
+
+
+def _in_one_unit(ago: timedelta) -> str:
+    """As ``--by-duration`` takes it: 90s, 5m, 12h, 30d."""
+    seconds = round(ago.total_seconds())
+    unit, name = next((unit, name) for unit, name in _UNITS if seconds % unit == 0)
+    return f"{seconds // unit}{name}"
 
 
 def _aware(option: str, at: datetime) -> datetime:

@@ -7,6 +7,7 @@ command, its configuration or the pipeline is wrong; 3 where the database cannot
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -520,7 +521,9 @@ def _print_summary(summary: Summary, *, as_json: bool) -> None:
 def _print_discarded(done: Sequence[Discarded], *, apply: bool, as_json: bool) -> None:
     refused = sum(one.refusal is not None for one in done)
     report = [as_place(one.dead_letter, refusal=_masked(one.refusal)) for one in done]
-    count = f"{len(done) - refused} {'' if apply else 'would be '}discarded, {refused} refused"
+    states = Counter(one.dead_letter.state.value for one in done if one.refusal is None)
+    by_states = f" ({by_state(states)})" if states and not apply else ""
+    count = f"{len(done) - refused:,} {'' if apply else 'would be '}discarded{by_states}, {refused:,} refused"
     last = (count if apply else f"dry run: {count}; --apply does it") if done else NOTHING
     lines = (_discarded(one, apply=apply) for one in done)
     answer({"applied": apply, "discarded": report}, *lines, last, as_json=as_json)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from seekpoint.admin import Action, Admin, ResetPlan, ResetResult, ResetTo
+from seekpoint.admin import Action, Admin, Reset, ResetPlan, ResetResult, ResetTo
 from seekpoint.cli.errors import FAILED, plain
 from seekpoint.cli.offset_files import as_csv, read_offsets
 from seekpoint.cli.options import (
@@ -179,10 +179,15 @@ def _print(plan: ResetPlan, result: ResetResult | None, *, as_json: bool) -> Non
     if plan.is_done and not (result is not None and result.skipped):
         typer.echo(plain(f"{plan.group}: every partition is at its target ({plan.target}); nothing to do"))
     elif result is None:
-        rows = [(x.topic, x.partition, x.position, x.target, x.target - x.position, x.direction) for x in plan.resets]
+        rows = [(x.topic, x.partition, x.position, x.target, x.target - x.position, _direction(x)) for x in plan.resets]
         columns = ("topic", "partition", "offset before", "offset after", "shift", "direction")
         print_table(f"would reset {plan.group} {plan.target}", columns, rows, numeric=columns[1:5])
         answer(None, *(f"  - {said}" for said in plan.consequences), "dry run; --apply does it", as_json=False)
+
+
+def _direction(reset: Reset) -> str:
+    is_back_to_here = reset.direction == "backward" and reset.target == reset.position
+    return "back to here" if is_back_to_here else reset.direction
 
 
 @app.command("history", no_args_is_help=True)

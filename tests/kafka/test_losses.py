@@ -185,10 +185,14 @@ def truncated(scene: Scene, kafka: KafkaServer, kept: Path) -> tuple[str, Run]:
 
 def stored_stop(scene: Scene, log_end: int | None) -> Stop:
     """The stop in the ledger, as soon as it says where the log ended."""
-    scene.wait(lambda: [s.log_end for at in scene.ledger.read() if (s := at.stop)] == [log_end])
-    (stop,) = [each.stop for each in scene.ledger.read()]
-    assert stop is not None
-    return stop
+    stops: list[Stop] = []
+
+    def is_stored() -> bool:
+        stops[:] = [at.stop for at in scene.ledger.read() if at.stop is not None]
+        return [stop.log_end for stop in stops] == [log_end]
+
+    scene.wait(is_stored)
+    return stops[0]
 
 
 @pytest.mark.usefixtures("short_backoff")

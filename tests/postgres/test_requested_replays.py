@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -243,7 +244,8 @@ def test_an_error_that_may_pass_keeps_the_request_and_is_tried_again_later(
     work(worker)
     assert (asked.now(request).state, asked.now(request).replayed) == ("started", 1)
     assert not worker.is_due(is_claiming=False), "it is not tried at once"
-    monkeypatch.setattr(requests, "monotonic", lambda: 1.0)
+    seconds = count(1)
+    monkeypatch.setattr(requests, "monotonic", lambda: next(seconds))
     work(worker, lambda: asked.now(request).has_ended)
     done = asked.now(request)
     assert (done.state, done.replayed, done.error) == ("done", 3, None)

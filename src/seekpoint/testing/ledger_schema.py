@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
@@ -74,57 +76,70 @@ class LedgerSchema:
 
     def __init__(self) -> None:
         self.name = _new_name()
-        self._connection: Connection | None = None
+        self._dsn: str | None = None
         self._signature: str | None = None
         self._relations: list[str] = []
 
     def prepare(self, dsn: str) -> None:
         """Make the tables, unless they are there as they were made."""
-        if self._connection is None:
-            self._connection = connect(dsn, autocommit=True, options="-c lock_timeout=10s")
-        if self._signature is None or self._signature != self._sign():
-            self._drop(self.name)
-            self._connection.execute(_script().replace(f'"{_ANY_SCHEMA}"', f'"{self.name}"').encode())
-            self._relations = self._scalars(_RELATIONS, schema=self.name)
-            self._signature = self._sign()
+        self._dsn = dsn
+        with _transaction(dsn) as tx:
+            if self._signature is None or self._signature != self._sign(tx):
+                tx.execute(_drop(self.name))
+                tx.execute(_script().replace(f'"{_ANY_SCHEMA}"', f'"{self.name}"').encode())
+                self._relations = _scalars(tx, _RELATIONS, schema=self.name)
+                self._signature = self._sign(tx)
 
     def empty(self) -> None:
         """Remove what a test has written and made; where it changed the ledger's own tables, remove them as well.
 
         Raises LockNotAvailable where the test left a transaction open: a mistake to hear about, not to wait for.
         """
-        assert self._connection is not None
+        assert self._dsn is not None
         pristine, self._signature = self._signature, None  # where this fails, the next test gets new tables
-        for statement in self._scalars(_ADDED, schema=self.name, relations=self._relations):
-            self._connection.execute(statement.encode())
-        if self._sign() != pristine or self._scalars(_BYTES, schema=self.name)[0] > _MOST_BYTES:
-            self._drop(self.name)
-            self.name = _new_name()
-            return
-        self._connection.execute(_deletes(self.name))
-        self._connection.execute(_revision(self.name), [HEAD])
-        for sequence in self._scalars(_USED_SEQUENCES, schema=self.name):
-            self._connection.execute("SELECT setval(%s::regclass, 1, false)", [sequence])
+        with _transaction(self._dsn) as tx:
+            tx.execute("SET LOCAL lock_timeout = '10s'")
+            for statement in _scalars(tx, _ADDED, schema=self.name, relations=self._relations):
+                tx.execute(statement.encode())
+            if self._sign(tx) != pristine or _scalars(tx, _BYTES, schema=self.name)[0] > _MOST_BYTES:
+                tx.execute(_drop(self.name))
+                self.name = _new_name()
+                return
+            tx.execute(_deletes(self.name))
+            tx.execute(_revision(self.name), [HEAD])
+            for sequence in _scalars(tx, _USED_SEQUENCES, schema=self.name):
+                tx.execute("SELECT setval(%s::regclass, 1, false)", [sequence])
         self._signature = pristine
 
-    def close(self) -> None:
+    @property
+    def is_made(self) -> bool:
+        """Whether the tables are there."""
+        return self._signature is not None
+
+    def remove(self, dsn: str) -> None:
         """Remove the schema at the end of the run."""
-        if self._connection is not None:
-            self._drop(self.name)
-            self._connection.close()
+        with _transaction(dsn) as tx:
+            tx.execute(_drop(self.name))
 
-    def _drop(self, name: str) -> None:
-        assert self._connection is not None
-        self._connection.execute(SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(Identifier(name)))
-
-    def _sign(self) -> str | None:
+    def _sign(self, tx: Connection) -> str | None:
         """Which versions of which catalog rows the schema has; None where there is no schema."""
-        return cast("str | None", self._scalars(_SIGNATURE, schema=self.name)[0])
+        return cast("str | None", _scalars(tx, _SIGNATURE, schema=self.name)[0])
 
-    def _scalars(self, query: str, **values: Any) -> list[Any]:
-        assert self._connection is not None
-        with self._connection.cursor(row_factory=scalar_row) as cursor:
-            return cursor.execute(query.encode(), values).fetchall()
+
+@contextmanager
+def _transaction(dsn: str) -> Iterator[Connection]:
+    """A connection for one transaction: tests may close or replace whatever is between them and the server."""
+    with connect(dsn, prepare_threshold=None) as tx:
+        yield tx
+
+
+def _scalars(tx: Connection, query: str, **values: Any) -> list[Any]:
+    with tx.cursor(row_factory=scalar_row) as cursor:
+        return cursor.execute(query.encode(), values).fetchall()
+
+
+def _drop(name: str) -> Composed:
+    return SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(Identifier(name))
 
 
 def _new_name() -> str:

@@ -103,19 +103,82 @@ def test_one_record_that_takes_too_long_alone_is_reported_with_the_remedy(scene:
     assert scene.dead_letters("cause") == []
 
 
-def test_a_transaction_that_takes_too_long_is_reported_with_the_remedy(scene: Scene) -> None:
-    """The server ends its session (from version 17 on); smaller parts of it would not be faster."""
-    name, _ = scene.log(3)
+def statement_runs(scene: Scene, tx: Connection) -> None:
+    tx.exec_driver_sql("SELECT pg_sleep(5)")
+
+
+def statement_comes_later(scene: Scene, tx: Connection) -> None:
+    session_ends(scene, tx)
+    tx.exec_driver_sql("SELECT 1")
+
+
+def session_ends(scene: Scene, tx: Connection) -> None:
+    """The server ends the session while no statement runs."""
+    (pid,) = tx.exec_driver_sql("SELECT pg_backend_pid()").one()
+    scene.wait(lambda: not scene.sql(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"))
+
+
+def error_is_wrapped(scene: Scene, tx: Connection) -> None:
+    try:
+        statement_runs(scene, tx)
+    except Exception as error:
+        raise RuntimeError("the repository is away") from error
+
+
+@pytest.mark.parametrize("end", [statement_runs, statement_comes_later, session_ends, error_is_wrapped])
+def test_a_transaction_that_is_ended_by_its_age_says_so_however_it_is_noticed(
+    scene: Scene, end: Callable[[Scene, Connection], None]
+) -> None:
+    """The server names the reason only to a statement that is running (from version 17 on)."""
+    name, stored = scene.log(4)
+    sizes: list[int] = []
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
-        tx.exec_driver_sql("SELECT pg_sleep(2)")
+        sizes.append(len(batch))
+        scene.book.enter(tx, batch)
+        if len(batch) > 2:
+            end(scene, tx)
 
-    limits = Limits(transaction_age=0.2)
+    limits = Limits(transaction_age=0.5)
     run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE), **fixed(name, limits=limits))
     trouble = run.seen.wait_for(events.DatabaseTrouble)
-    assert "lower Limits(batch_records=...)" in trouble.error.__notes__[0]
-    run.stop()
-    assert scene.positions() == {Partition(name, 0): 0}
+    run.finish(name, 4)
+    (note,) = [note for note in trouble.error.__notes__ if "the transaction had taken" in note]
+    assert "s for 4 records, and a transaction may take 0.5 s: the next one has 2 records at most" in note
+    assert sizes == [4, 2, 2], "the same four are not run again"
+    scene.book.assert_holds(name, stored)
+    assert scene.dead_letters("cause") == []
+
+
+def test_a_slow_handler_with_a_backlog_commits(scene: Scene) -> None:
+    """All of it in one transaction would be ended by its age each time."""
+    name, stored = scene.log(400)
+    sizes: list[int] = []
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        sizes.append(len(batch))
+        scene.book.enter(tx, batch)
+        tx.exec_driver_sql(f"SELECT pg_sleep({0.01 * len(batch)})")
+
+    limits = Limits(transaction_age=1.5, transaction_target=0.5)
+    run = scene.worker(scene.pipeline(name, handle=handle), **fixed(name, limits=limits))
+    run.finish(name, 400)
+    scene.book.assert_holds(name, stored)
+    assert max(sizes[-3:]) <= 100, sizes
+
+
+def test_the_first_transaction_of_a_handler_is_small(scene: Scene) -> None:
+    name, stored = scene.log(1200)
+    sizes: list[int] = []
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        sizes.append(len(batch))
+        scene.book.enter(tx, batch)
+
+    run = scene.worker(scene.pipeline(name, handle=handle), **fixed(name))
+    run.finish(name, 1200)
+    assert sizes[0] <= 500
+    scene.book.assert_holds(name, stored)
 
 
 def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene, new_engine: NewEngine) -> None:

@@ -286,6 +286,26 @@ def test_what_was_kept_waits_after_a_record_that_is_tried_again(places: Assigned
     assert places.active[Q].kept_from is None
 
 
+def test_a_kept_chunk_is_taken_in_parts_of_as_many_records_as_are_asked_for(places: AssignedPartitions) -> None:
+    """I3: of each partition a part begins where the one before ended, and the last one ends where the chunk did."""
+    read = chunk(places, [(P, 5), (Q, 7), (P, 6), (Q, 8)])
+    read.reads[P].end = 9  # what is between is no record
+    error = ValueError("no headers")
+    places.keep(Chunk(list(read), read.reads, [(read[2], error)]))
+    parts = [places.take_kept(3), places.take_kept(3)]
+    assert [[(record.partition, record.offset) for record in part] for part in parts] == [
+        [(0, 5), (1, 7), (0, 6)],
+        [(1, 8)],
+    ]
+    assert [{p: (read.start, read.end) for p, read in part.reads.items()} for part in parts] == [
+        {P: (5, 7), Q: (7, 8)},
+        {P: (7, 9), Q: (8, 9)},
+    ]
+    assert parts[0].reads[P].leader_epoch == 3
+    assert [[(record.offset, raised) for record, raised in part.unreadable] for part in parts] == [[(6, error)], []]
+    assert (len(places.kept), places.kept.records, places.kept.bytes) == (0, 0, 0)
+
+
 def test_what_was_kept_of_a_partition_is_taken_in_order_and_the_position_is_that_of_the_rest(
     places: AssignedPartitions,
 ) -> None:

@@ -129,7 +129,7 @@ class Ahead:
     def keep_others(self, new: Chunk[Any], held: Any, *, is_full: bool) -> Chunk[Any]:
         return new
 
-    def take_kept(self) -> Any:
+    def take_kept(self, most: int) -> Any:
         return self.kept.first
 
 
@@ -174,9 +174,11 @@ def test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch() -> None:
     """``Limits.batch_records`` is exact."""
     assignment = Ahead()
     made = ahead(assignment, threading.Event())
-    assignment.kept.first = Chunk(list(range(5)), {})
-    assert made.read(4, 0) is None
-    assert made.read(5, 0) is assignment.kept.first
+    held = frozenset([Partition("t", 0)])
+    reads: Any = dict.fromkeys(held)
+    assignment.kept.first = Chunk(list(range(5)), reads)
+    assert made.read(4, 0, held) is None
+    assert made.read(5, 0, held) is assignment.kept.first
 
 
 def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ class Limits:
     A batch is committed at ``batch_records``, at ``batch_bytes`` of keys and values, after ``batch_age`` seconds, or
     as soon as no more records are ready; bytes and age are checked between chunks, so one chunk may exceed them. As
     much as a batch may be read ahead for the next one while the server works.
+    With a handler, a batch has 500 records at first, then as many as take about ``transaction_target`` seconds, by the
+    measured time of a record; ``batch_records`` at most.
     ``claim_wait`` (seconds) bounds the wait for another owner's transaction. A transaction older than
     ``transaction_age`` (seconds) is ended: by the server (``transaction_timeout``, Postgres 17 and later), else by the
     next owner's claim. Up to that age a worker keeps its partitions while a handler runs.
@@ -36,6 +38,7 @@ class Limits:
     batch_records: int = 10_000
     batch_bytes: int = 16 * 1024 * 1024
     batch_age: float = 5.0
+    transaction_target: float = 5.0
     claim_wait: float = 2.0
     transaction_age: float = 300.0
     start_wait: float | None = None

@@ -143,6 +143,11 @@ def is_timeout(error: BaseException) -> bool:
     return sqlstate(error) in {QUERY_CANCELED, *_ENDED}
 
 
+def is_ended_by_age(error: BaseException) -> bool:
+    """Whether the server ended a session because its transaction was too old, or did nothing for too long."""
+    return sqlstate(error) in _ENDED
+
+
 def is_conflict(error: BaseException) -> bool:
     """Whether a transaction was rolled back because of concurrent ones."""
     return sqlstate(error) in _CONFLICTS

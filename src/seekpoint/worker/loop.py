@@ -38,6 +38,7 @@ from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.postgres.work_while_waiting import Work
 from seekpoint.records import RawRecord, one_line, running_line
 from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
+from seekpoint.worker.batch_size import BatchSize
 from seekpoint.worker.broker_answers import BrokersBack, ConsumerCheck, ConsumerUnanswered
 from seekpoint.worker.heartbeat import Heartbeat
 from seekpoint.worker.mirror import Mirror
@@ -93,6 +94,7 @@ class Loop:
         announce.add(self._watch)
         self._assignment: WorkerAssignment
         self._committer: Committer
+        self._size: BatchSize
         self._heartbeat: Heartbeat
         self._reader: Reader
         self._singles: SingleAttempts
@@ -283,6 +285,7 @@ class Loop:
         self._reader = Reader(
             pipeline, self._limits, self._assignment, self._announce, self._stopwatch, is_ending=self._stopping.is_set
         )
+        self._size = BatchSize(self._limits, adapts=pipeline.handle is not None)
         self._committer = Committer(
             self._ledger,
             pipeline,
@@ -291,6 +294,7 @@ class Loop:
             stopwatch=self._stopwatch,
             tracer=self._tracer,
             meanwhile=Work(self._reader.has_more, self._reader.read_ahead) if pipeline.handle is None else None,
+            size=self._size,
         )
         self._singles = SingleAttempts(
             pipeline,
@@ -380,10 +384,10 @@ class Loop:
         self._raise_if_strict()
         self._sample_lag()
         has_tried = self._replay_some() | self._attempt_singles()
-        if (chunk := self._reader.read(self._limits.batch_records, 0 if has_tried else POLL)) is None:
+        if (chunk := self._reader.read(self._size.records, 0 if has_tried else POLL)) is None:
             self._took = 0.0
             return
-        buffer = Buffer(chunk, lambda: self._draw(buffer), self._assignment.identity.ask, self._limits)
+        buffer = Buffer(chunk, lambda: self._draw(buffer), self._assignment.identity.ask, self._size.limits)
         began = monotonic()
         with self._heartbeat:
             self._committer.commit(OpenBatch(buffer))

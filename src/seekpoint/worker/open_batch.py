@@ -137,6 +137,11 @@ class Buffer:
         self.identity = self._ask({p.topic for p in self.reads})
 
     @property
+    def records(self) -> int:
+        """How many records were read."""
+        return self._records
+
+    @property
     def room(self) -> int:
         """How many more records the buffer may take."""
         return self._limits.batch_records - self._records
@@ -275,6 +280,11 @@ class OpenBatch:
     is_single: bool = False
     is_transient: bool = False
     suspects: SuspectRange | None = None
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether it has as many records as a batch may have, and not those that are tried apart from others."""
+        return not self.is_single and self.suspects is None
 
     def closes_within(self, records: int, size: int) -> bool:
         """Whether the batch is closed with so many records and bytes at most, and each is to be applied as it is."""

@@ -111,9 +111,9 @@ class Reader:
         if held is not None and held.isdisjoint(first.reads):
             self._assignment.closed_by_another(is_full=has_more)
             return None
-        if len(first) > most:
+        if len(first) > most and held is not None:
             return None
-        chunk = self._assignment.take_kept()
+        chunk = self._assignment.take_kept(most)  # it may be of a time when batches were larger
         if held is not None:
             chunk = self._assignment.keep_others(chunk, held, is_full=has_more)
         return chunk if len(chunk) else None

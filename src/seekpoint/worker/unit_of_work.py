@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Protocol
 
 from seekpoint import events
-from seekpoint.errors import PartitionStopped, PoisonStop, RetryLater
+from seekpoint.errors import Fenced, PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Attempt, Claim, Expected, Ledger, SuspectNote
@@ -21,12 +21,12 @@ from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.session import CommitUnanswered, ConnectionSocket, Session, raised_by
-from seekpoint.postgres.sqlstates import TRANSACTION_TIMEOUT, sqlstate
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.postgres.work_while_waiting import Work
 from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
 from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.apply import Mode, SmallBatch, apply, small_batch
+from seekpoint.worker.batch_size import BatchSize, ended_by_age
 from seekpoint.worker.bisect import Strides
 from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
 from seekpoint.worker.failure_policy import fail
@@ -43,10 +43,6 @@ from seekpoint.worker.recovery import (
 from seekpoint.worker.tracer import Tracer
 
 logger = logging.getLogger("seekpoint.worker.unit_of_work")
-
-TOO_LONG = (
-    "the transaction took longer than it may: lower Limits(batch_records=...), or raise Limits(transaction_age=...)"
-)
 
 
 class PartitionOwner(Protocol):
@@ -76,7 +72,7 @@ class PartitionOwner(Protocol):
 class Committer:
     """Applies one batch after the other, in order, each in one transaction.
 
-    ``meanwhile`` is done while the server has not answered.
+    ``meanwhile`` is done while the server has not answered. ``size`` learns how long the batches take.
     """
 
     def __init__(
@@ -89,7 +85,10 @@ class Committer:
         stopwatch: Stopwatch | None = None,
         tracer: Tracer | None = None,
         meanwhile: Work | None = None,
+        size: BatchSize | None = None,
     ) -> None:
+        self._size = size or BatchSize(ledger.limits, adapts=False)
+        self._began = 0.0  # when the attempt in hand began
         self._ledger, self._pipeline, self._owner, self._announce = ledger, pipeline, owner, announce
         self._tracer = tracer
         self._stopwatch = stopwatch or Stopwatch()
@@ -153,7 +152,7 @@ class Committer:
             return self._attempt(batch, mode)
 
     def _attempt(self, batch: OpenBatch, mode: Mode) -> BatchResult:
-        began = monotonic()
+        self._began = monotonic()
         self._announce(events.BatchOpened(attempt=mode.attempt))
         with self._session.transaction() as tx:
             with self._stopwatch:
@@ -178,7 +177,10 @@ class Committer:
             self._announce(events.Advanced(spans=result.spans))
         self._owner.accept(moved)
         self._limits.count(counts)
-        self._announce(self._committed(result, monotonic() - began))
+        seconds = monotonic() - self._began
+        if batch.is_ordinary:
+            self._size.committed(batch.buffer.records, seconds)
+        self._announce(self._committed(result, seconds))
         self._announce_handlers(tx, result, mode)
         for sink in self._upserts:
             if (changed := sink.strategy_changed()) is not None:
@@ -211,12 +213,20 @@ class Committer:
     def _recover(self, error: Exception, batch: OpenBatch, mode: Mode) -> Mode | None:
         """Do what the error asks for; returns how to try again, None if another attempt would not help."""
         raised = raised_by(error)
-        if sqlstate(raised) == TRANSACTION_TIMEOUT:
-            add_note(raised, TOO_LONG)
         if isinstance(error, CommitUnanswered):
             self._announce(events.CommitUnknown(error=raised))
         if self._session.wire.is_cut:
             return None
+        seconds = monotonic() - self._began
+        if (ended := ended_by_age(raised, seconds, self._ledger.limits.transaction_age)) is not None:
+            records = batch.buffer.records
+            if batch.is_ordinary:
+                self._size.ended(records)
+            add_note(ended, self._size.note(records, seconds))
+            if self._size.adapts and batch.is_ordinary and not isinstance(ended, Fenced):
+                # As it is, it would take as long again: what is read next is less.
+                batch.note(ended)
+                raise ended from ended.__cause__
         return self._apply_recovery(recovery_for(error, mode), batch, mode)
 
     def _apply_recovery(self, recovery: Recovery, batch: OpenBatch, mode: Mode) -> Mode | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from seekpoint.records import Partition, RawRecord, size_of
 from seekpoint.worker.assignment.chunk import Chunk, Read
@@ -39,6 +40,13 @@ class KeptChunks:
         self.bytes -= size
         return chunk
 
+    def divide_first(self, records: int) -> None:
+        """Divide the first one, if it has more, into so many records and the others."""
+        if len(self.first) > records:
+            first, rest = divided(self.take(), records)
+            self.put_back(rest)
+            self.put_back(first)
+
     def take_all(self, partitions: Collection[Partition]) -> list[Chunk[RawRecord]]:
         """Remove and return everything of these partitions, in order."""
         taken = []
@@ -69,3 +77,19 @@ def part(chunk: Chunk[RawRecord], reads: Mapping[Partition, Read]) -> Chunk[RawR
     records = [one for one in chunk.messages if (one.topic, one.partition) in reads]
     unreadable = [(one, error) for one, error in chunk.unreadable if (one.topic, one.partition) in reads]
     return Chunk(records, dict(reads), unreadable)
+
+
+def divided(chunk: Chunk[RawRecord], records: int) -> tuple[Chunk[RawRecord], Chunk[RawRecord]]:
+    """The first records of the chunk, and the others: of each partition the second part begins where the first ends."""
+    first, rest = list(chunk.messages[:records]), list(chunk.messages[records:])
+    reads: dict[Partition, Read] = {}
+    for record in first:
+        partition = Partition(record.topic, record.partition)
+        read, end = chunk.reads[partition], record.offset + 1
+        reads[partition] = Read(read.claim, read.start, end, record.leader_epoch, record.timestamp_ms)
+    after = {p: read.since(reads[p].end) if p in reads else read for p, read in chunk.reads.items()}
+    places = {(record.topic, record.partition, record.offset) for record in first}
+    unreadable: tuple[list[Any], list[Any]] = [], []
+    for record, error in chunk.unreadable:
+        unreadable[(record.topic, record.partition, record.offset) not in places].append((record, error))
+    return Chunk(first, reads, unreadable[0]), Chunk(rest, after, unreadable[1])

@@ -317,8 +317,10 @@ class AssignedPartitions:
             self.active[partition].kept_from = read.start
         return part(chunk, {p: read for p, read in chunk.reads.items() if p in held})
 
-    def take_kept(self) -> Chunk[RawRecord]:
-        """The first of what was kept, without partitions that were revoked since."""
+    def take_kept(self, most: int | None = None) -> Chunk[RawRecord]:
+        """The first of what was kept, ``most`` records of it, without partitions that were revoked since."""
+        if most is not None:
+            self.kept.divide_first(most)
         chunk = self.kept.take()
         reads = {p: read for p, read in chunk.reads.items() if p not in self.revoked}
         for partition, read in reads.items():

@@ -169,9 +169,9 @@ class WorkerAssignment:
         """A chunk of partitions that the open transaction does not hold closes its batch."""
         self._held.closed_by_another(is_full=is_full)
 
-    def take_kept(self) -> Chunk[RawRecord]:
-        """The first chunk that was kept, as far as it may still be applied."""
-        return self._partitions.take_kept()
+    def take_kept(self, most: int) -> Chunk[RawRecord]:
+        """``most`` records of the first chunk that was kept, as far as they may still be applied."""
+        return self._partitions.take_kept(most)
 
     def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         """Keep what was read of one partition until its first record, which failed, is due again; after COMMIT."""

@@ -1,0 +1,81 @@
+"""How many records a handler's next transaction takes: learned from how long the last ones took."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seekpoint.errors import Fenced
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.sqlstates import connection_lost, is_ended_by_age
+
+FIRST = 500  # records of a handler's first transaction: Kafka's max.poll.records
+GROWTH = 2  # from one transaction to the next, at most
+
+
+class BatchSize:
+    """The limits of the next batch, so that its transaction takes about ``Limits.transaction_target`` seconds.
+
+    A handler's time per record is not known before it has run, and may be that of a call to another service. Without
+    ``adapts``, for streaming sinks, the limits stay as they are: COPY takes microseconds a record.
+    """
+
+    def __init__(self, limits: Limits, *, adapts: bool) -> None:
+        self._given, self.adapts = limits, adapts
+        self.limits = limits
+        if adapts:
+            self._take(FIRST)
+
+    @property
+    def records(self) -> int:
+        """How many records the next batch may have."""
+        return self.limits.batch_records
+
+    def committed(self, records: int, seconds: float) -> None:
+        """A batch of so many records took so long. A small one says nothing of larger ones, unless it was slow."""
+        if not self.adapts or not records:
+            return
+        target = self._given.transaction_target
+        fitting = int(records * target / seconds) if seconds > 0 else GROWTH * records
+        if seconds > target or records >= self.records:
+            self._take(min(fitting, GROWTH * records))
+
+    def ended(self, records: int) -> None:
+        """A transaction of so many records was ended by its age: the next one has half of them at most."""
+        if self.adapts:
+            self._take(min(self.records, records // 2))
+
+    def note(self, records: int, seconds: float) -> str:
+        """What to say of a transaction that was ended by its age; after :meth:`ended`."""
+        age = self._given.transaction_age
+        took = (
+            f"the transaction had taken {seconds:.1f} s for {records:,} records, and a transaction may take {age:g} s"
+        )
+        if not self.adapts:
+            return f"{took}: lower Limits(batch_records=...), or raise Limits(transaction_age=...)"
+        if records <= 1:
+            return f"{took}: raise Limits(transaction_age=...), or make the handler faster for this record"
+        return (
+            f"{took}: the next one has {self.records:,} records at most, and later ones about as many as take "
+            f"{self._given.transaction_target:g} s (Limits(transaction_target=...))"
+        )
+
+    def _take(self, records: int) -> None:
+        most = max(1, min(records, self._given.batch_records))
+        if most != self.limits.batch_records:
+            self.limits = replace(self._given, batch_records=most)
+
+
+def ended_by_age(error: BaseException, seconds: float, age: float) -> BaseException | None:
+    """The error that says that the transaction was ended by its age, however that was noticed; None if none does.
+
+    The server names the reason only to a statement that is running. A later one finds the connection closed, a late
+    commit is fenced, and a handler may wrap the error in one of its own.
+    """
+    cause: BaseException | None = error
+    for _ in range(10):
+        if cause is None:
+            return None
+        if is_ended_by_age(cause) or (seconds >= age and (isinstance(cause, Fenced) or connection_lost(cause))):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None

@@ -220,3 +220,8 @@ def test_an_upsert_that_cannot_tell_which_row_is_newer_holds_its_keys(sink: Any,
     options: dict[str, Any] = {"topics": "t", "value": Json(), "sinks": [sink]}
     assert Pipeline("g", **options, on_poison="dead_letter").keep_key_order is holds
     assert not Pipeline("g", **options).keep_key_order
+    if holds:  # what a declaration says is refused where it does not hold
+        with pytest.raises(ConfigError, match=r"keep_key_order=False: .* in Upsert\(.*order_by= or offset_column="):
+            Pipeline("g", **options, on_poison="dead_letter", keep_key_order=False)
+    else:
+        assert not Pipeline("g", **options, on_poison="dead_letter", keep_key_order=False).keep_key_order

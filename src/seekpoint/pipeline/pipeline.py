@@ -54,7 +54,7 @@ class _Options(TypedDict, total=False):
     retry: Retry
     on_poison: OnPoison | Literal["stop", "dead_letter", "skip"]
     dead_letter_limits: DeadLetterLimits
-    keep_key_order: bool
+    keep_key_order: bool | None
     delay: timedelta | None
     strict: bool
     synchronous_commit: bool
@@ -153,7 +153,7 @@ class Pipeline(Generic[V, K]):
         retry: Retry = Retry(),  # noqa: B008 -- immutable
         on_poison: OnPoison | Literal["stop", "dead_letter", "skip"] = OnPoison.STOP,
         dead_letter_limits: DeadLetterLimits = DeadLetterLimits(),  # noqa: B008 -- immutable
-        keep_key_order: bool = False,
+        keep_key_order: bool | None = None,
         delay: timedelta | None = None,
         strict: bool = False,
         synchronous_commit: bool = True,
@@ -168,10 +168,9 @@ class Pipeline(Generic[V, K]):
         self.version, self.start, self.strict = version, start, strict
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
         self.delay, self.synchronous_commit, self.pipeline_mode = delay, synchronous_commit, pipeline_mode
-        self.keep_key_order = keep_key_order
+        self.keep_key_order = bool(keep_key_order)
         self._check()
-        if self.on_poison is OnPoison.DEAD_LETTER and not all(getattr(sink, "guarded", True) for sink in self.sinks):
-            self.keep_key_order = True  # a replayed record would overwrite its key's newer row
+        self._require_key_order(keep_key_order)
         self._values = {topic: value_decoder(codec) for topic, codec in self.codecs.items()}
         self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in self.codecs.items()}
         self._key = key_decoder(key)
@@ -319,6 +318,22 @@ class Pipeline(Generic[V, K]):
                 f"{self!r}: keep_key_order=True dead-letters later records of a dead letter's key: it needs "
                 "on_poison='dead_letter'"
             )
+
+    def _require_key_order(self, declared: bool | None) -> None:
+        """Keep the order of keys where a replayed record would overwrite its key's newer row.
+
+        Raises ConfigError for a declaration that it shall not be kept there.
+        """
+        unguarded = [sink for sink in self.sinks if not getattr(sink, "guarded", True)]
+        if self.on_poison is not OnPoison.DEAD_LETTER or not unguarded:
+            return
+        if declared is False:
+            raise ConfigError(
+                f"{self!r}: keep_key_order=False: a replayed dead letter would overwrite its key's newer row in "
+                f"{unguarded[0]!r}: name what orders its rows (order_by= or offset_column=), or leave keep_key_order= "
+                "out"
+            )
+        self.keep_key_order = True
 
 
 def shown_handler(handle: Handler) -> str:

@@ -226,7 +226,10 @@ def test_keys_that_are_held_are_for_workers(shop: Shop) -> None:
     assert batch(shop, pipeline=options).run().records == 1
     assert shop.rows() == [(1, 2, 0), (2, 10, 0)]
     shop.produce(shop.topic, [of(1, 2_000)], partition=0)
-    with pytest.raises(BatchRefused, match=rf"{shop.topic}/0 offset 3: .*key is held"):
+    with pytest.raises(
+        BatchRefused,
+        match=rf"{shop.topic}/0 offset 3: .*a batch does not do\. Let a worker .*order_by=.*offset_column=",
+    ):
         batch(shop, pipeline=options).run()
 
 

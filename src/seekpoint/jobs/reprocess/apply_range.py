@@ -179,7 +179,7 @@ class RangeRun:
                 continue
             for record in piece:
                 if not left_out(record):
-                    parts.outcome.dead_letters.append(dead_letter_of(self._pipeline, record, failed, is_newest=True))
+                    parts.outcome.dead_letters.append(dead_letter_of(self._pipeline, record, failed, is_ordered=True))
         return parts.flush()
 
     def _keep(self, scope: GroupConnection, dead_letters: Sequence[NewDeadLetter]) -> None:

@@ -149,7 +149,7 @@ def attempt_sinks(
     is_refusing = may_be_refused(connection, pipeline, found)
     for number, sink in enumerate(pipeline.sinks):
         raw, gone = staging.attempt_rows(attempt, number), staging.attempt_deletes(attempt, number)
-        places = is_refusing or isinstance(sink, Upsert)
+        places = is_refusing or pipeline.keep_key_order or isinstance(sink, Upsert)
         _make_raw(connection, live[number], raw, places=places, keys=isinstance(sink, Upsert) and sink.compacted)
         if isinstance(sink, Upsert):
             _make_gone(connection, live[number], sink, gone)

@@ -175,8 +175,9 @@ _INDEXES = text(
 def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, object]) -> None:
     """Give the rebuilt tables their key, and where they will replace the live ones all their indexes.
 
-    A record whose row the live table's foreign keys and unique indexes refuse is dead-lettered, as by a worker. Raises
-    ReloadRefused where the policy stops at one, and where a topic was recreated meanwhile.
+    A record whose row the live table's foreign keys and unique indexes refuse is dead-lettered, as by a worker; so is
+    what follows a dead letter of its key, where the order of keys is kept. Raises ReloadRefused where the policy stops
+    at one, and where a topic was recreated meanwhile.
     """
     check_topics(kafka, driver)
     with driver.step("staged") as tx:
@@ -185,17 +186,30 @@ def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str,
         handled = {source.group for source in sources if source.has_handler}
         staged = StagedRows(tx.connection, staging, sources, coverage(tx, without=handled).chosen)
         rejects = Rejects(driver.engine, sources, kafka)
+        _take_out(tx, staging, found, staged, rejects.block(tx, staging))
         while bad := _refused(tx, staging, found, staged):
-            rejects.put(tx, staging, bad)
-            staged.remove(bad)
-            for target in (one for one in found if not one.handled_as):
-                run(tx.connection, "TRUNCATE {table}", table=staging.table(target))
-                staged.insert(target, staging.table(target))
+            _take_out(tx, staging, found, staged, rejects.put(tx, staging, bad))
         for target in found:
             if tx.run.strategy != "swap":
                 check_references(tx.connection, staging, target, references(tx.connection, staging, target, found))
             run(tx.connection, "ANALYZE {table}", table=staging.table(target))
         driver.transition(tx, "indexed")
+
+
+def _take_out(
+    tx: Step,
+    staging: Staging,
+    found: Sequence[Target],
+    staged: StagedRows,
+    records: Collection[tuple[tuple[str, Partition], int]],
+) -> None:
+    """Remove the rows of these records from the rebuilt tables: of a key, the row before them is the newest again."""
+    if not records:
+        return
+    staged.remove(records)
+    for target in (one for one in found if not one.handled_as):
+        run(tx.connection, "TRUNCATE {table}", table=staging.table(target))
+        staged.insert(target, staging.table(target))
 
 
 def _refused(

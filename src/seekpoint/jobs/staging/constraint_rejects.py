@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 import psycopg
 from psycopg import sql as ident
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import ArchivedReader
@@ -16,12 +17,13 @@ from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
 from seekpoint.jobs.tables.constraints import ForeignKey, breaks, references, uniques
 from seekpoint.jobs.tables.sql_templates import Composable, Statements, name, names, rows, run
-from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging, unlogged
+from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging, of_partition, unlogged
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target
 from seekpoint.kafka.ranges import Range
-from seekpoint.records import Cause, Partition, RawRecord
+from seekpoint.records import BLOCKED_BY_KEY, Cause, NewDeadLetter, Partition, RawRecord, State
 from seekpoint.worker.apply import Failed
 
+BLOCKED_AT_ONCE = 1_000  # records that are inserted at a time
 MOST = 1_000  # records of one run that are dead-lettered in this way; more are a mistake in the pipeline or the table
 
 Place = tuple[str, Partition]  # group and partition
@@ -114,17 +116,20 @@ def _repeated(tx: Tx, target: Target, known: Path, unique: Sequence[Composable])
 
 
 class Rejects:
-    """Dead-letters records after their ranges were staged, as the pipeline's policy says."""
+    """Dead-letters records after their ranges were staged, as the pipeline's policy says.
+
+    Where the order of keys is kept, records behind a dead letter of their key are blocked, as by a worker.
+    """
 
     def __init__(self, engine: Engine, sources: Sequence[PipelineSource], kafka: Mapping[str, object]) -> None:
         self._engine, self._kafka = engine, kafka
         self._pipelines = {source.group: source.pipeline for source in sources}
         self._dead_letters: set[tuple[Place, int]] = set()
 
-    def put(self, tx: Step, staging: Staging, bad: Mapping[tuple[Place, int], psycopg.Error]) -> None:
-        """Keep them as the run's dead letters. Raises ReloadRefused where the policy stops, and for too many.
+    def put(self, tx: Step, staging: Staging, bad: Mapping[tuple[Place, int], psycopg.Error]) -> set[tuple[Place, int]]:
+        """Keep them as the run's dead letters; returns them, and what they block. Raises ReloadRefused for too many.
 
-        Also where keys are held, and a later record of such a key was staged: a worker would have held that one.
+        Also where the policy stops.
         """
         self._dead_letters |= bad.keys()
         if len(self._dead_letters) > MOST:
@@ -139,27 +144,42 @@ class Rejects:
             position, pipeline = positions[place], self._pipelines[place[0]]
             offsets = sorted(offset for its, offset in bad if its == place)
             raws = [self._read_one(tx, position, offset) for offset in offsets]
-            newest = self._newest(tx, staging, position, raws) if pipeline.keep_key_order else {}
             for raw in raws:
                 failed = Failed(bad[place, raw.offset], Cause.DATABASE, [raw])
-                aside = dead_letter_of(pipeline, raw, failed, is_newest=newest.get(raw.key, -1) < raw.offset)
+                aside = dead_letter_of(pipeline, raw, failed, is_ordered=True)
                 keep_dead_letters(tx, staging, pipeline, [aside], {raw.topic: position.topic_id})
+        return {*bad, *self.block(tx, staging)}
 
-    def _newest(
-        self, tx: Step, staging: Staging, at: StagedPosition, raws: Sequence[RawRecord]
-    ) -> dict[bytes | None, int]:
-        """The offset of the newest record of each of these records' keys that was staged and not dead-lettered."""
-        keys = {raw.key for raw in raws if raw.key is not None}
-        rest = Range(at.partition, at.topic_id, raws[0].offset + 1, at.end_offset)
-        if not keys or rest.start >= rest.end:
-            return {}
+    def block(self, tx: Step, staging: Staging) -> set[tuple[Place, int]]:
+        """Dead-letter what was staged behind a dead letter of its key; returns these records."""
+        blocked: set[tuple[Place, int]] = set()
+        for at in tx.positions():
+            if (pipeline := self._pipelines[at.group]).keep_key_order and pipeline.handle is None:
+                records = self._behind(tx, staging, at)
+                while part := list(islice(records, BLOCKED_AT_ONCE)):
+                    asides = [NewDeadLetter(record, BLOCKED_BY_KEY, State.BLOCKED) for record in part]
+                    keep_dead_letters(tx, staging, pipeline, asides, {at.partition.topic: at.topic_id})
+                    blocked |= {((at.group, at.partition), record.offset) for record in part}
+        return blocked
+
+    def _behind(self, tx: Step, staging: Staging, at: StagedPosition) -> Iterator[RawRecord]:
+        """The staged records of a partition that follow the run's first dead letter of their key."""
+        its = staging.dead_letters.c
+        here = select(its.record_offset, its.key).where(*of_partition(its, at.group, at.partition))
+        dead = {row.record_offset: row.key for row in tx.connection.execute(here)}
+        first: dict[bytes, int] = {}
+        for offset, key in sorted(dead.items()):
+            if key is not None:
+                first.setdefault(key, offset)
+        start = min(first.values(), default=at.end_offset) + 1
+        if start >= at.end_offset:
+            return
+        rest = Range(at.partition, at.topic_id, start, at.end_offset)
         left_out = left_out_of(tx.connection, staging, at.group, rest)
-        place = (at.group, at.partition)
-        return {
-            record.key: record.offset
-            for record in self._read(tx, rest)
-            if record.key in keys and not left_out(record) and (place, record.offset) not in self._dead_letters
-        }
+        for record in self._read(tx, rest):
+            is_behind = record.key is not None and first.get(record.key, record.offset) < record.offset
+            if is_behind and record.offset not in dead and not left_out(record):
+                yield record
 
     def _read(self, tx: Step, range_: Range) -> Iterator[RawRecord]:
         reader = ArchivedReader.of(self._kafka, tx.run.archive, self._engine)

@@ -42,6 +42,7 @@ class Parts:
 
     ``seen`` is called with what each part under a savepoint has written: the records, each with its rows. ``held`` are
     the keys after whose dead letters (by offset) later records are held, where they come in the order of the log.
+    ``blocks_later``: records behind a dead letter of their key are blocked once all ranges are staged.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class Parts:
         seen: Callable[[Sequence[DecodedRecord]], None] | None = None,
         *,
         held: dict[tuple[str, bytes], int] | None = None,
+        blocks_later: bool = False,
     ) -> None:
         self._tx, self._pipeline, self._seen, self._held = tx, pipeline, seen, held
+        self._is_ordered = held is not None or blocks_later
         self._waiting: list[DecodedRecord] = []
         self.outcome = Outcome([0] * len(pipeline.sinks))
 
@@ -158,7 +161,7 @@ class Parts:
         return None
 
     def _add_dead_letter(self, raw: RawRecord, failed: Failed) -> None:
-        aside = dead_letter_of(self._pipeline, raw, failed, is_newest=self._held is not None)
+        aside = dead_letter_of(self._pipeline, raw, failed, is_ordered=self._is_ordered)
         self.outcome.dead_letters.append(aside)
         if self._held is not None and self._pipeline.keep_key_order and raw.key is not None:
             self._held.setdefault((raw.topic, raw.key), raw.offset)
@@ -172,24 +175,28 @@ class Parts:
         return True
 
 
-def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_newest: bool = False) -> NewDeadLetter:
+def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_ordered: bool = False) -> NewDeadLetter:
     """As the pipeline's policy says, but for the retries: what a worker would stop in front of ends the run.
 
-    ``is_newest``: nothing of its key is applied after it. Raises ReloadRefused.
+    ``is_ordered``: nothing of its key is applied after it. Raises ReloadRefused.
     """
     failure = Failure.of(failed.error, failed.cause)
     if pipeline.on_poison is OnPoison.STOP:
-        why = "and on_poison is 'stop'"
-    elif pipeline.keep_key_order and raw.key is not None and not is_newest:
-        why = "and its key is held: what comes after it could not be rebuilt in order"
+        why = (
+            "and on_poison is 'stop'. Fix the pipeline, or keep such records aside (on_poison='dead_letter'), and "
+            "start another run"
+        )
+    elif pipeline.keep_key_order and raw.key is not None and not is_ordered:
+        why = (
+            "and later records of its key would have to be blocked behind it, which a batch does not do. Let a worker "
+            "run over it; or fix the pipeline; or name what orders an Upsert's rows (Upsert(order_by=) or "
+            "Upsert(offset_column=)), which needs no order of keys; and start another run"
+        )
     else:
         return NewDeadLetter(
             raw, failure, State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.DEAD_LETTERED
         )
-    reason = (
-        f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.summary}; {why}. Fix the "
-        "pipeline, or keep such records aside (on_poison='dead_letter'), and start another run"
-    )
+    reason = f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.summary}; {why}"
     raise ReloadRefused([reason]) from failed.error
 
 

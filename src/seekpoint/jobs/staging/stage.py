@@ -203,7 +203,7 @@ def _attempt(
     attempt = f"r{range_.partition.number}_{uuid4().hex[:16]}"
     sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, found)
     left_out = left_out_of(tx.connection, staging, pipeline.group, range_)
-    parts = Parts(tx.connection, aimed_pipeline(pipeline, sinks))
+    parts = Parts(tx.connection, aimed_pipeline(pipeline, sinks), blocks_later=now.strategy != "batch")
     outcome = write(parts, ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), left_out)
     keep_dead_letters(tx, staging, pipeline, outcome.dead_letters, {range_.partition.topic: range_.topic_id})
     for number, sink in enumerate(sinks):

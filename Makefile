@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: help setup browser prometheus pgbouncer monitoring operators demo demo-poison demo-reload test test-all check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
+.PHONY: help setup browser prometheus pgbouncer monitoring operators demo demo-poison demo-reload test test-all soak check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
 .DEFAULT_GOAL := help
 
 # Where it is set, each process that a test starts compiles all that it imports: that took two thirds of the suite's time.
@@ -69,11 +69,14 @@ test: check  ## each promise once, on a real Kafka and a real Postgres; what it 
 test-all: $(SPARK) $(DOCS) pgbouncer  ## what `make test` leaves out: long tests, each protocol and fault, clusters; both together are everything
 	$(PYTEST) -m long $(ARGS)
 
+soak: $(SPARK) $(DOCS) pgbouncer  ## the tests of both again and again, noted in soak.jsonl: make soak ARGS="--test 12 --busy 6 --all 3"
+	$(BIN)/python tests/soak.py $(ARGS)
+
 check: $(SPARK) $(DOCS)  ## style, types, layers, and migrations that equal the metadata
 	! git grep -nE '^(<<<<<<<|>>>>>>>)' # left by a merge
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	CI=true $(BIN)/pytest -q tests/migrations/test_metadata.py

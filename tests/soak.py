@@ -1,0 +1,102 @@
+"""Run the suite again and again, and note each run: a test that fails now and then is a fault until its cause is known.
+
+    python tests/soak.py --test 12 --busy 6 --all 3 --file soak.jsonl
+
+``--test`` counts runs of the tests of ``make test``, ``--busy`` how many of them run next to two processes that keep
+both cores busy (wall-clock checks are left out there), ``--all`` runs of the tests of ``make test-all``. Each run is
+one line of the file: what ran, commit, seed, start, seconds, exit code, pytest's last line, and the tests that failed.
+Started again with the same file, it continues: runs of this commit that the file has are not repeated. Exit code 1 if
+a run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SELECTED = {"test": "not long", "busy": "not long", "all": "long"}
+BUSY_PROCESSES = 2
+
+
+def main() -> int:
+    """Make the runs that are missing; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--test", type=int, default=12, metavar="N", help="runs of `make test`'s tests (12)")
+    parser.add_argument("--busy", type=int, default=6, metavar="N", help="of these, next to busy processes (6)")
+    parser.add_argument("--all", type=int, default=3, metavar="N", help="runs of `make test-all`'s tests (3)")
+    parser.add_argument("--file", type=Path, default=ROOT / "soak.jsonl", help="where runs are noted (soak.jsonl)")
+    parser.add_argument("--processes", default="4", metavar="N", help="test processes (4)")
+    options = parser.parse_args()
+    commit = _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    runs = [run for run in _noted(options.file) if run["commit"] == commit]
+    wanted = {"test": options.test - options.busy, "busy": options.busy, "all": options.all}
+    for kind, count in wanted.items():
+        for number in range(sum(run["kind"] == kind for run in runs), count):
+            print(f"{kind} {number + 1} of {count}", flush=True)
+            run = _run(kind, commit, options.processes)
+            runs.append(run)
+            with options.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(run) + "\n")
+            print(f"  exit code {run['exit_code']} after {run['seconds']} s: {run['last_line']}", flush=True)
+    failed = [run for run in runs if run["exit_code"]]
+    print(f"{len(runs)} runs, {len(failed)} failed", *(test for run in failed for test in run["failed"]), sep="\n  ")
+    return 1 if failed else 0
+
+
+def _noted(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _run(kind: str, commit: str, processes: str) -> dict[str, Any]:
+    seed = time.time_ns() % 1_000_000
+    environment = {**os.environ, "SEEKPOINT_REQUIRE_SERVERS": "1", "SEED": str(seed), "SEEKPOINT_SEED": str(seed)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", processes, "--dist", "loadgroup", "-m", SELECTED[kind]]
+    started, began = datetime.now(UTC), time.monotonic()
+    with ExitStack() as stack:
+        if kind == "busy":
+            environment["SEEKPOINT_WALL_CLOCK"] = "0"
+            stack.enter_context(_busy())
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines() or [""]
+    return {
+        "kind": kind,
+        "commit": commit,
+        "seed": seed,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began),
+        "exit_code": done.returncode,
+        "last_line": lines[-1],
+        "failed": [line for line in lines if re.match(r"(FAILED|ERROR) ", line)],
+    }
+
+
+@contextmanager
+def _busy() -> Iterator[None]:
+    """Processes that never wait."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_PROCESSES)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """The code blocks of the pages run, in their order, against real servers.
 
-Every page has a database of its own. Its Python blocks share one namespace, which begins with
+Every page has an empty database. Its Python blocks share one namespace, which begins with
 
 - ``url`` and ``engine``: that database (without the ledger's tables, until the page makes them);
 - ``brokers``: the ``bootstrap.servers`` of the shared broker, where the page uses it;
@@ -15,20 +15,20 @@ SQL blocks run on the same database. The pages in ``TYPED``, whose commands run 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
 from seekpoint import Ledger
+from support.databases import empty, new_database
 from support.docs_pages import PAGES, ROOT, TYPED, blocks, name_of, read
-from support.fixtures import NewEngine
 from support.waiting import until
 
 SECONDS = 60.0  # for what takes a few
@@ -41,10 +41,20 @@ def _runs(page: Path) -> bool:
     return name_of(page) not in TYPED and any(block.language in {"python", "sql"} for block in blocks(read(page)))
 
 
+@pytest.fixture(scope="module")
+def database(seekpoint_dsn: str) -> Iterator[str]:
+    """The URL of a database for the pages of this process."""
+    with new_database(seekpoint_dsn) as url:
+        yield url
+
+
 @pytest.fixture
-def engine(database_url: str, new_engine: NewEngine) -> Engine:
-    """An engine on a database of this page's own."""
-    return new_engine(database_url)
+def engine(database: str) -> Iterator[Engine]:
+    """An engine on an empty database that only this page uses now."""
+    engine = create_engine(database)
+    yield engine
+    engine.dispose()
+    empty(database)
 
 
 def _waiter(engine: Engine) -> Callable[[str, object], None]:

@@ -30,6 +30,7 @@ from seekpoint.ledger.roles import Role
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
 from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
+from support.databases import empty, new_database
 from support.ledger_roles import LedgerRoles
 from support.transaction_pooler import run_own
 from support.waiting import until
@@ -37,15 +38,23 @@ from support.waiting import until
 HERE = Partition("orders", 0)
 
 
+@pytest.fixture(scope="module")
+def database(seekpoint_dsn: str) -> Iterator[str]:
+    """The URL of a database of this module's own."""
+    with new_database(seekpoint_dsn) as url:
+        yield url
+
+
 @pytest.fixture
-def engine(database_url: str) -> Engine:
-    """An engine on a database of the test's own, with a ledger and a group in it."""
-    engine = create_engine(database_url, poolclass=NullPool)
+def engine(database: str) -> Iterator[Engine]:
+    """An engine on a database that only this test uses now, with a ledger and a group in it."""
+    engine = create_engine(database, poolclass=NullPool)
     schema.upgrade(engine)
     ledger = Ledger(engine, "shop")
     ledger.claim([HERE], {"orders": uuid4()}, cluster_id="one", start=lambda _: {HERE: 10})
     StatusTables(ledger, WorkerProcess("host-1", 4711, "shop-1", "0.1.0")).sample({HERE: (2, 10)})
-    return engine
+    yield engine
+    empty(database)
 
 
 def found(diagnosis: Diagnosis, level: Level = Level.FAILURE) -> dict[str, str]:

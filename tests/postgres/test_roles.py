@@ -45,6 +45,7 @@ from seekpoint.ledger.sql import (
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.testing import process, raw
 from seekpoint.worker.replay import replay_one
+from support.databases import new_database
 from support.ledger_roles import LedgerRoles
 
 MODULES = (partition_offset, admin, wait, dead_letters, replay_one, status, reload_run, batch,
@@ -82,10 +83,22 @@ def statements() -> dict[str, Executable]:
 NAMED = statements()
 
 
+@pytest.fixture(scope="module")
+def shared_roles(seekpoint_dsn: str) -> Iterator[LedgerRoles]:
+    """Roles for tests that change neither tables nor rights; each has groups of its own."""
+    with new_database(seekpoint_dsn) as url:
+        yield from _roles(url)
+
+
 @pytest.fixture
 def roles(database_url: str) -> Iterator[LedgerRoles]:
-    """Roles of a ledger in a database of the test's own, which has the tables ``items`` and ``totals``, too."""
-    made = LedgerRoles(make_url(database_url))
+    """Roles of a ledger in a database of the test's own."""
+    yield from _roles(database_url)
+
+
+def _roles(url: str) -> Iterator[LedgerRoles]:
+    """The database has the tables ``items`` and ``totals``, too."""
+    made = LedgerRoles(make_url(url))
     schema.upgrade(create_engine(made.url, poolclass=NullPool))
     with psycopg.connect(made.dsn()) as server:
         server.execute("CREATE TABLE items (id int, v text)")
@@ -179,10 +192,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_each_statement_of_the_library_is_allowed_or_refused(roles: LedgerRoles) -> None:
+def test_each_statement_of_the_library_is_allowed_or_refused(shared_roles: LedgerRoles) -> None:
     """Who may run a statement that is added is decided here, too."""
     for role in Role:
-        assert refused(roles, role) == REFUSED[role], role
+        assert refused(shared_roles, role) == REFUSED[role], role
 
 
 PIPELINE_TABLES: dict[str, Callable[[], Any]] = {
@@ -197,10 +210,11 @@ def records(count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("role", [Role.WRITER, Role.STAGER])
-def test_who_may_write_rows(roles: LedgerRoles, role: Role) -> None:
+def test_who_may_write_rows(shared_roles: LedgerRoles, role: Role) -> None:
     """Few records and many: sinks write them by different statements."""
-    engine = roles.engine(role)
-    for group, sink in PIPELINE_TABLES.items():
+    engine = shared_roles.engine(role)
+    for kind, sink in PIPELINE_TABLES.items():
+        group = f"{kind} of a {role}"
         pipeline = Pipeline(group, topics="orders", value=Json(), sinks=[sink()])
         process(pipeline, engine, records(3))
         process(pipeline, engine, records(500))
@@ -210,13 +224,13 @@ def test_who_may_write_rows(roles: LedgerRoles, role: Role) -> None:
 
 
 @pytest.mark.parametrize("role", [Role.OPERATOR, Role.READER])
-def test_who_may_not(roles: LedgerRoles, role: Role) -> None:
+def test_who_may_not(shared_roles: LedgerRoles, role: Role) -> None:
     for group, sink in PIPELINE_TABLES.items():
         pipeline = Pipeline(group, topics="orders", value=Json(), sinks=[sink()])
         with pytest.raises(ProgrammingError) as caught:
-            process(pipeline, roles.engine(role), records(3))
+            process(pipeline, shared_roles.engine(role), records(3))
         assert isinstance(caught.value.orig, psycopg.errors.InsufficientPrivilege)
-        with roles.engine(role).connect() as tx, pytest.raises(ConfigError, match="permission denied for table"):
+        with shared_roles.engine(role).connect() as tx, pytest.raises(ConfigError, match="permission denied for table"):
             sink().check(tx, [None])
 
 
@@ -244,19 +258,19 @@ NO_SERVICE = (
 )
 
 
-def test_what_no_service_may_do(roles: LedgerRoles) -> None:
+def test_what_no_service_may_do(shared_roles: LedgerRoles) -> None:
     for role in (Role.WRITER, Role.OPERATOR, Role.READER):
         for statement in NO_SERVICE:
-            with roles.engine(role).begin() as tx, pytest.raises(ProgrammingError) as caught:
+            with shared_roles.engine(role).begin() as tx, pytest.raises(ProgrammingError) as caught:
                 tx.exec_driver_sql(statement)
             assert isinstance(caught.value.orig, psycopg.errors.InsufficientPrivilege), (role, statement)
 
 
-def test_a_reader_reads_no_column_that_an_exporter_does_not_ask(roles: LedgerRoles) -> None:
+def test_a_reader_reads_no_column_that_an_exporter_does_not_ask(shared_roles: LedgerRoles) -> None:
     for asked in ("next_offset FROM seekpoint.partition_offset", "stop_message FROM seekpoint.partition_offset",
                   "pipelines FROM seekpoint.reload_run", "count(*) FROM seekpoint.dead_letter",
                   "topic FROM seekpoint.partition_offset FOR SHARE"):  # fmt: skip
-        with roles.engine(Role.READER).begin() as tx, pytest.raises(ProgrammingError, match="permission denied"):
+        with shared_roles.engine(Role.READER).begin() as tx, pytest.raises(ProgrammingError, match="permission denied"):
             tx.exec_driver_sql(f"SELECT {asked}")
 
 

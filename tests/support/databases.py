@@ -1,0 +1,39 @@
+"""Databases that tests use one after the other: to drop one is to wait for a checkpoint of the whole server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+from sqlalchemy import make_url
+
+_OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> %s"
+_SCHEMAS = r"SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\_%' AND nspname <> 'information_schema'"
+
+
+@contextmanager
+def new_database(dsn: str) -> Iterator[str]:
+    """URL (with its password) of an empty database, dropped at the end."""
+    name, server = f"test_{uuid4().hex}", make_url(dsn).set(drivername="postgresql")
+    with psycopg.connect(server.render_as_string(hide_password=False), autocommit=True) as connection:
+        connection.execute(
+            SQL("CREATE DATABASE {} ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0").format(Identifier(name))
+        )
+        yield make_url(dsn).set(database=name).render_as_string(hide_password=False)
+        connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+
+
+def empty(url: str) -> None:
+    """Ends the database's sessions, drops its schemas, and resets its settings: it is as new."""
+    dsn = make_url(url).set(drivername="postgresql")
+    writable = "-c default_transaction_read_only=off"
+    with psycopg.connect(dsn.render_as_string(hide_password=False), autocommit=True, options=writable) as connection:
+        connection.execute(_OTHERS, [connection.info.backend_pid])
+        for (schema,) in connection.execute(_SCHEMAS).fetchall():
+            connection.execute(SQL("DROP SCHEMA {} CASCADE").format(Identifier(schema)))
+        connection.execute("CREATE SCHEMA public AUTHORIZATION pg_database_owner")
+        connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
+        connection.execute(SQL("ALTER DATABASE {} RESET ALL").format(Identifier(dsn.database or "")))

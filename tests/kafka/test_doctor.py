@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not re-export them
     AclBinding,
@@ -14,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from seekpoint import Limits
-from seekpoint.admin import Admin, Finding, Level
+from seekpoint.admin import Admin, Finding, Level, check_groups
 from seekpoint.testing.servers.kafka import start_kafka
 from support.kafka_postgres import Scene
 from support.log_changes import trim
@@ -49,6 +50,18 @@ def test_a_consumer_in_the_group_that_is_no_worker(scene: Scene) -> None:
         assert "client 'old-code' on " in failures(scene)["members"]
     finally:
         old.close()
+    run.stop()
+
+
+def test_our_own_worker_that_is_starting_is_no_stranger(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a member before its row is written: here, the row is deleted, and written again a second later."""
+    monkeypatch.setattr(check_groups, "STARTING", 30.0)
+    name, _ = scene.log(10)
+    run = scene.worker(name, limits=Limits(idle_check=0.1, lag_check=1.0))
+    run.reached(name, 10)
+    scene.wait(lambda: len(scene.sql("SELECT 1 FROM {schema}.worker")) == 1)
+    scene.sql("DELETE FROM {schema}.worker")
+    assert failures(scene) == {}
     run.stop()
 
 
@@ -96,7 +109,7 @@ def test_a_client_without_describe(scene_on: Callable[..., Scene]) -> None:
         scene.wait(lambda: failures(scene).keys() == {"brokers"})
         finding = findings(scene, Level.FAILURE)["brokers"]
         assert name in finding.message
-        assert finding.remedy.startswith("grant this client DESCRIBE")
+        assert finding.remedies[0].startswith("grant this client DESCRIBE")
 
 
 def _deny_describe(scene: Scene, kind: ResourceType, name: str) -> None:

@@ -79,6 +79,35 @@ def test_without_brokers_a_number_shows_its_age_and_a_check_does_not_trust_it(sc
     assert "0, 2 min ago" in browser.get("/group", params={"group": scene.group}).text
 
 
+def test_the_groups_are_shown_with_the_brokers_lag_or_the_samples_age(scene: Scene, killed: str) -> None:
+    [asked], doubts = admin_of(scene).groups()
+    assert (asked.lag, asked.age, doubts) == (3, None, [])
+    assert asked.lag_seconds == pytest.approx(120, abs=30)
+    [sampled], _ = admin_of(scene, brokers=False).groups()
+    assert (sampled.lag, sampled.lag_seconds) == (0, 0)
+    assert sampled.age is not None
+    assert sampled.age > timedelta(minutes=2)
+    where = ["--database-url", scene.dsn, "--schema", scene.schema]
+    assert " 2 min " in seekpoint("groups", "list", *where).stdout
+    asked_for = ["--kafka", f"bootstrap.servers={scene.broker}", "--json"]
+    [line] = json.loads(seekpoint("groups", "list", *where, *asked_for).stdout)
+    assert (line["lag"], line["age"]) == (3, None)
+    app = create_app(admin_of(scene), access=lambda _: Access("ada", Right.READ))
+    [shown] = Browser(app, base_url=LOCAL).get("/api/").json()["data"]
+    assert shown["group"]["lag"] == 3
+
+
+def test_of_a_topic_that_was_created_again_no_lag_is_known(scene: Scene, killed: str) -> None:
+    scene.delete_topic(killed)
+    scene.topic(name=killed)
+    scene.produce(killed, 5)
+    scene.wait(lambda: "was created again" in status(scene, "--json", exits=1).stderr)
+    [line] = json.loads(status(scene, "--json", exits=1).stdout)
+    assert [line[name] for name in ("end", "lag", "lag_seconds", "headroom")] == [None] * 4
+    [group], _ = admin_of(scene).groups()
+    assert (group.lag, group.lag_seconds) == (None, None)
+
+
 def test_a_killed_worker_is_gone_after_a_minute_and_a_paused_one_is_paused(scene: Scene, killed: str) -> None:
     [group], _ = admin_of(scene).status([scene.group])
     assert [worker.state for worker in group.workers] == ["gone"]

@@ -60,7 +60,7 @@ def engine(database: str) -> Iterator[Engine]:
 def found(diagnosis: Diagnosis, level: Level = Level.FAILURE) -> dict[str, str]:
     """Messages by check, of the findings of a level; each of them says what to do."""
     findings = [each for each in diagnosis.findings if each.level is level]
-    assert level is Level.OK or all(each.remedy for each in findings)
+    assert level is Level.OK or all(each.remedies for each in findings)
     checks = {each.check for each in findings}
     return {check: "\n".join(each.message for each in findings if each.check == check) for check in checks}
 

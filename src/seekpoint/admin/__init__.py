@@ -15,7 +15,8 @@ from seekpoint.admin.replay_requests import ReplayPlan, ReplayRequest
 from seekpoint.admin.reset_plan import Reset, ResetDone, ResetPlan, ResetResult
 from seekpoint.admin.reset_to import ResetTo
 from seekpoint.admin.samples import Sample
-from seekpoint.admin.status import BrokersAway, GroupStatus, GroupSummary, PartitionStatus, Pause, WorkerStatus
+from seekpoint.admin.status import BrokersAway, GroupStatus, PartitionStatus, Pause, WorkerStatus
+from seekpoint.admin.summaries import GroupSummary
 from seekpoint.ledger.dead_letters import DeadLetterCause, Where
 from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, Discarded, group_of, portable
 from seekpoint.worker.replay.plan import Planned

@@ -38,12 +38,14 @@ from seekpoint.admin.replay_requests import ReplayPlan, ReplayRequest, plan_repl
 from seekpoint.admin.reset_plan import ResetPlan, ResetResult
 from seekpoint.admin.reset_to import ResetTo
 from seekpoint.admin.samples import Sample, samples
-from seekpoint.admin.status import GroupStatus, GroupSummary, ask_brokers, names_of_all, read, summaries
+from seekpoint.admin.status import GroupStatus, ask_brokers, names_of_all, read
+from seekpoint.admin.summaries import GroupSummary, ask_for_lag, summaries
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.sql import status as status_sql
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
@@ -72,10 +74,17 @@ class Admin:
         self.engine, self.schema, self.limits = postgres_engine(engine), schema, limits or Limits()
         self.kafka = dict(kafka or {})
 
-    def groups(self) -> list[GroupSummary]:
-        """Every group in a line, by name; asks no broker."""
-        with self.engine.connect() as connection:
-            return summaries(SchemaConnection(connection, self.schema))
+    def groups(self) -> tuple[list[GroupSummary], list[str]]:
+        """Every group in a line, by name; and a doubt where no broker answers: then lag is of the workers' samples."""
+        with self.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+            tx = SchemaConnection(connection, self.schema)
+            found = summaries(tx)
+            if not self.kafka:
+                return found, []
+            rows, ids = tx.execute(status_sql.LAG_OF_ALL).all(), tx.execute(status_sql.TOPIC_IDS).all()
+        names = {group.name for group in found}  # without groups that were forgotten
+        rows, ids = ([row for row in of if row.consumer_group in names] for of in (rows, ids))
+        return ask_for_lag(found, rows, ids, self.kafka, KAFKA_TIMEOUT)
 
     def forgotten(self) -> list[ForgottenGroup]:
         """The groups that were forgotten, by name, with who did it, when and why."""

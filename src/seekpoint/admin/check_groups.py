@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from time import monotonic, sleep
 from typing import Any
 
 from seekpoint.admin.findings import Finding, Level, problems_or_ok
@@ -18,13 +19,14 @@ from seekpoint.kafka.members import Member, members
 HEADROOM = timedelta(hours=6)
 SHOWN = 10  # partitions of a group with the same problem
 DEFAULT_CLIENT = "rdkafka"  # of a client whose configuration names none
+STARTING, PAUSE = 3.0, 0.2  # seconds in which a worker that has joined is seen; between two looks
 RECENT = timedelta(hours=1)  # a worker that was seen before may have ended without a word
 
 
 def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
     """Pauses, stopped partitions, and logs that are about to lose records before they are applied."""
     paused = [
-        Finding(
+        Finding.of(
             "pauses",
             Level.WARNING,
             f"{group.name}: paused by {group.pause.by or 'unknown'}: {group.pause.reason or 'no reason given'}",
@@ -40,13 +42,11 @@ def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
         near += _first(group.name, [one for at in group.partitions for one in _headroom(group.name, at)])
         if unknown := sum(at.headroom is None for at in group.partitions):
             problem = f"{group.name}: how near retention is, is not known of {unknown} partitions: no sample is fresh"
-            near.append(Finding("retention", Level.WARNING, problem, "start a worker, whose samples say so"))
+            near.append(Finding.of("retention", Level.WARNING, problem, "start a worker, whose samples say so"))
     return [
         *problems_or_ok("pauses", paused, "no group is paused"),
         *problems_or_ok("stops", stops, "no partition is stopped"),
-        *problems_or_ok(
-            "retention", near, "no record is about to be deleted before it is applied, as far as samples say"
-        ),
+        *problems_or_ok("retention", near, "no record is about to be deleted before it is applied, as far as is known"),
     ]
 
 
@@ -56,13 +56,13 @@ def _first(group: str, found: Sequence[Finding]) -> Iterator[Finding]:
     yield from worst_first[:SHOWN]
     if rest := worst_first[SHOWN:]:
         fix = f"seekpoint status {shlex.quote(group)} shows all partitions"
-        yield replace(rest[0], message=f"{group}: the same of {len(rest):,} more partitions", remedy=fix)
+        yield replace(rest[0], message=f"{group}: the same of {len(rest):,} more partitions", remedies=(fix,))
 
 
 def _stop(group: str, at: PartitionStatus) -> Iterator[Finding]:
     if (stop := at.position.stop) is not None:
         problem = f"{group}: {at.position.partition} stopped at {stop.offset}: {stop.kind}"
-        yield Finding("stops", Level.FAILURE, problem, "; ".join(stop.choices) or "seekpoint status shows it")
+        yield Finding.of("stops", Level.FAILURE, problem, *(stop.choices or ("seekpoint status shows it",)))
 
 
 def _headroom(group: str, at: PartitionStatus) -> Iterator[Finding]:
@@ -70,18 +70,25 @@ def _headroom(group: str, at: PartitionStatus) -> Iterator[Finding]:
     fix = "start workers, or raise retention.ms and retention.bytes of the topic"
     if at.headroom is not None and at.headroom < 0:
         problem = f"{where}: {-at.headroom:,} records were deleted by retention before they were applied"
-        yield Finding(
+        yield Finding.of(
             "retention", Level.FAILURE, problem, "seekpoint lost list shows what is decided; see seekpoint status"
         )
     elif at.headroom_seconds is not None and at.lag != 0 and at.headroom_seconds < HEADROOM.total_seconds():
         problem = f"{where}: the log's start reaches the position in {timedelta(seconds=round(at.headroom_seconds))}"
-        yield Finding("retention", Level.WARNING, problem, fix)
+        yield Finding.of("retention", Level.WARNING, problem, fix)
 
 
 def kafka_findings(
-    groups: Sequence[GroupStatus], clusters: Mapping[str, str | None], settings: Mapping[str, Any], timeout: float
+    groups: Sequence[GroupStatus],
+    clusters: Mapping[str, str | None],
+    settings: Mapping[str, Any],
+    timeout: float,
+    read_again: Callable[[], Sequence[GroupStatus]],
 ) -> list[Finding]:
-    """Whether the brokers, their topics and their groups' members are those that the ledger knows."""
+    """Whether the brokers, their topics and their groups' members are those that the ledger knows.
+
+    ``read_again`` reads the groups: a worker that has just joined is a member before its row is written.
+    """
     try:
         identity = Identity(settings, timeout)
         cluster = identity.cluster_id()
@@ -91,9 +98,9 @@ def kafka_findings(
     except KafkaUnavailable as error:
         grant = "grant this client DESCRIBE on the topics, or correct its security settings"
         fix = grant if isinstance(error, KafkaRefused) else CHECK_KAFKA
-        return [Finding("brokers", Level.FAILURE, str(error), fix)]
+        return [Finding.of("brokers", Level.FAILURE, str(error), fix)]
     others = [
-        Finding(
+        Finding.of(
             "cluster",
             Level.FAILURE,
             f"{group.name}: its offsets are of cluster {clusters[group.name]}, and these brokers are {cluster}",
@@ -103,10 +110,12 @@ def kafka_findings(
         if clusters.get(group.name) not in {None, cluster}
     ]
     return [
-        Finding("brokers", Level.OK, f"the brokers of cluster {cluster} answer"),
+        Finding.of("brokers", Level.OK, f"the brokers of cluster {cluster} answer"),
         *problems_or_ok("cluster", others, "the offsets are of this cluster"),
         *problems_or_ok("topics", [*_topics(groups, ids)], "each topic is the one that was read"),
-        *problems_or_ok("members", [*_foreign(groups, known)], "the groups have no members but workers of this ledger"),
+        *problems_or_ok(
+            "members", _strangers(groups, known, read_again), "the groups have no members but workers of this ledger"
+        ),
     ]
 
 
@@ -118,11 +127,24 @@ def _topics(groups: Sequence[GroupStatus], ids: Mapping[str, Any]) -> Iterator[F
         for topic, known in stored.items():
             if ids[topic] is None:
                 problem = f"{group.name}: topic {topic!r} does not exist on these brokers"
-                yield Finding("topics", Level.FAILURE, problem, "create it, or correct bootstrap.servers")
+                yield Finding.of("topics", Level.FAILURE, problem, "create it, or correct bootstrap.servers")
             elif known != {ids[topic]}:
                 problem = f"{group.name}: topic {topic!r} was created again: its stored offsets are of the earlier one"
                 fix = f"seekpoint topics accept {group.name} {topic} --from-beginning"
-                yield Finding("topics", Level.FAILURE, problem, fix)
+                yield Finding.of("topics", Level.FAILURE, problem, fix)
+
+
+def _strangers(
+    groups: Sequence[GroupStatus],
+    known: Mapping[str, list[Member] | None],
+    read_again: Callable[[], Sequence[GroupStatus]],
+) -> list[Finding]:
+    """Members that are no workers of this ledger, also when those that are starting have had time to be seen."""
+    until = monotonic() + STARTING
+    while any(foreign(group, known[group.name] or ()) for group in groups) and monotonic() < until:
+        sleep(PAUSE)
+        groups = [group for group in read_again() if group.name in known]
+    return list(_foreign(groups, known))
 
 
 def _foreign(groups: Sequence[GroupStatus], known: Mapping[str, list[Member] | None]) -> Iterator[Finding]:
@@ -130,13 +152,13 @@ def _foreign(groups: Sequence[GroupStatus], known: Mapping[str, list[Member] | N
         found = known[group.name]
         if found is None:
             problem = f"{group.name}: this client may not ask for the group's members"
-            yield Finding("members", Level.WARNING, problem, "grant DESCRIBE on the group")
+            yield Finding.of("members", Level.WARNING, problem, "grant DESCRIBE on the group")
             continue
         for member, count in foreign(group, found).items():
             more = f" ({count} of them)" if count > 1 else ""
             problem = f"{group.name}: client {member.client_id!r} on {member.host}{more} is no worker of this ledger"
             fix = "stop it: a consumer in the group takes partitions, and its records reach no table"
-            yield Finding("members", Level.FAILURE, problem, fix)
+            yield Finding.of("members", Level.FAILURE, problem, fix)
 
 
 def foreign(group: GroupStatus, found: Sequence[Member]) -> Counter[Member]:

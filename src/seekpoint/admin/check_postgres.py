@@ -127,12 +127,14 @@ def schema_findings(tx: Connection, schema: str, has: Rights) -> list[Finding]:
     """Whether the ledger's tables are at this library's revision."""
     if has.has_ledger and not has.may_read(schema_revision.VERSION_TABLE):
         problem = f"{has.login} may not read {schema}.alembic_version: the schema's revision is not known"
-        return [Finding("schema", Level.FAILURE, problem, "run the SQL of seekpoint db roles, as the ledger's owner")]
+        return [
+            Finding.of("schema", Level.FAILURE, problem, "run the SQL of seekpoint db roles, as the ledger's owner")
+        ]
     try:
         schema_revision.check(tx, schema)
     except SchemaMismatch as error:
-        return [Finding("schema", Level.FAILURE, str(error), "seekpoint db upgrade, as the ledger's owner")]
-    return [Finding("schema", Level.OK, f"{schema} is at revision {schema_revision.HEAD}")]
+        return [Finding.of("schema", Level.FAILURE, str(error), "seekpoint db upgrade, as the ledger's owner")]
+    return [Finding.of("schema", Level.OK, f"{schema} is at revision {schema_revision.HEAD}")]
 
 
 def rights_findings(has: Rights, schema: str, role: Role | None) -> list[Finding]:
@@ -142,17 +144,17 @@ def rights_findings(has: Rights, schema: str, role: Role | None) -> list[Finding
     full = [each.value for each in RIGHTS if not lacking[each]]
     if role is not None and (wanted := has.missing(role)):
         problem = f"{has.login} lacks rights of a {role}: {'; '.join(wanted)}"
-        return [Finding("rights", Level.FAILURE, problem, remedy)]
+        return [Finding.of("rights", Level.FAILURE, problem, remedy)]
     if not full:
         nearest = min(lacking, key=lambda each: len(lacking[each]))
         problem = f"{has.login} has the rights of no role; of a {nearest} it lacks {'; '.join(lacking[nearest])}"
-        return [Finding("rights", Level.FAILURE, problem, remedy)]
-    return [Finding("rights", Level.OK, f"{has.login} has the rights of {', '.join(full)}")]
+        return [Finding.of("rights", Level.FAILURE, problem, remedy)]
+    return [Finding.of("rights", Level.OK, f"{has.login} has the rights of {', '.join(full)}")]
 
 
 def server_findings(tx: Connection, server: Row[Any], before: datetime, role: Role | None) -> Iterator[Finding]:
     """The server's state and settings. ``before`` is the time here when it was asked."""
-    yield Finding("versions", Level.OK, f"Postgres {server.version}")
+    yield Finding.of("versions", Level.OK, f"Postgres {server.version}")
     yield from problems_or_ok("server", list(_writable(server, role)), "the server takes writes")
     found = pooler.detect(tx)
     yield from problems_or_ok(
@@ -164,7 +166,7 @@ def server_findings(tx: Connection, server: Row[Any], before: datetime, role: Ro
     clock = f"this machine's clock and the server's differ by {skew:.1f} s"
     yield from problems_or_ok(
         "clocks",
-        [Finding("clocks", Level.WARNING, clock, "synchronize both (NTP): shown ages are wrong by that")]
+        [Finding.of("clocks", Level.WARNING, clock, "synchronize both (NTP): shown ages are wrong by that")]
         if skew > SKEW
         else [],
         "this machine's clock and the server's agree",
@@ -175,7 +177,7 @@ def server_findings(tx: Connection, server: Row[Any], before: datetime, role: Ro
 
 
 def _pooled() -> Finding:
-    return Finding(
+    return Finding.of(
         "pooler",
         Level.WARNING,
         "a connection pooler is in between: another session answers than was connected to",
@@ -185,29 +187,31 @@ def _pooled() -> Finding:
 
 def _writable(server: Row[Any], role: Role | None) -> Iterator[Finding]:
     if server.in_recovery:
-        yield Finding("server", Level.FAILURE, "the server is a standby and takes no writes", "connect to the primary")
+        yield Finding.of(
+            "server", Level.FAILURE, "the server is a standby and takes no writes", "connect to the primary"
+        )
     elif server.read_only and not (role is Role.READER and server.read_only_by in _OF_THE_LOGIN):
         problem = f"default_transaction_read_only is on for {server.login}"
-        yield Finding("server", Level.FAILURE, problem, "ALTER ROLE … RESET default_transaction_read_only")
+        yield Finding.of("server", Level.FAILURE, problem, "ALTER ROLE … RESET default_transaction_read_only")
 
 
 def _timeout(server: Row[Any]) -> Iterator[Finding]:
     if server.number < 170000:
         problem = "the server has no transaction_timeout (Postgres 17): a transaction that hangs is ended by its worker"
-        yield Finding("transaction_timeout", Level.WARNING, problem, "upgrade Postgres to 17 or later")
+        yield Finding.of("transaction_timeout", Level.WARNING, problem, "upgrade Postgres to 17 or later")
     elif server.transaction_timeout not in {"0", ""}:
         problem = f"transaction_timeout is {server.transaction_timeout} for {server.login}: longer steps of jobs fail"
         remedy = "leave it at 0: a worker sets its own for each transaction (Limits.transaction_age)"
-        yield Finding("transaction_timeout", Level.WARNING, problem, remedy)
+        yield Finding.of("transaction_timeout", Level.WARNING, problem, remedy)
 
 
 def _durability(server: Row[Any]) -> Iterator[Finding]:
     for name, is_on in (("fsync", server.fsync), ("full_page_writes", server.full_page_writes)):
         if not is_on:
             problem = f"{name} is off: a crash of the server may corrupt the ledger and its tables"
-            yield Finding("durability", Level.FAILURE, problem, f"set {name} = on in postgresql.conf")
+            yield Finding.of("durability", Level.FAILURE, problem, f"set {name} = on in postgresql.conf")
     if server.synchronous_commit == "off":
-        yield Finding(
+        yield Finding.of(
             "durability",
             Level.WARNING,
             f"synchronous_commit is off for {server.login}: a crash takes back the last commits, rows and offsets "
@@ -219,9 +223,9 @@ def _durability(server: Row[Any]) -> Iterator[Finding]:
 def _replication(server: Row[Any]) -> Iterator[Finding]:
     if server.standbys and server.synchronous_commit in {"local", "off"}:
         problem = f"synchronous_commit is {server.synchronous_commit}: commits do not wait for {server.standbys}"
-        yield Finding("replication", Level.WARNING, problem, "set synchronous_commit = on")
+        yield Finding.of("replication", Level.WARNING, problem, "set synchronous_commit = on")
     elif server.replicas and not server.standbys:
-        yield Finding(
+        yield Finding.of(
             "replication",
             Level.WARNING,
             f"{server.replicas} standbys are asynchronous: a failover loses the last commits, rows and offsets",
@@ -234,19 +238,19 @@ def vacuum_findings(tx: Connection, server: Row[Any], schema: str) -> list[Findi
     found = []
     if not (server.autovacuum and server.track_counts):
         problem = "autovacuum is off: each batch leaves dead rows in the ledger, and nothing removes them"
-        found.append(Finding("autovacuum", Level.FAILURE, problem, "set autovacuum = on and track_counts = on"))
+        found.append(Finding.of("autovacuum", Level.FAILURE, problem, "set autovacuum = on and track_counts = on"))
     for row in tx.execute(_VACUUM, {"schema": schema}):
         if row.is_off:
             fix = f"ALTER TABLE {schema}.{row.name} RESET (autovacuum_enabled)"
-            found.append(Finding("autovacuum", Level.WARNING, f"autovacuum is off for {schema}.{row.name}", fix))
+            found.append(Finding.of("autovacuum", Level.WARNING, f"autovacuum is off for {schema}.{row.name}", fix))
         if row.dead > DEAD_ROWS and row.dead > 20 * row.live:
             problem = f"{schema}.{row.name} has {row.dead:,} dead rows beside {row.live:,}"
             fix = f"end old transactions, then VACUUM {schema}.{row.name}"
-            found.append(Finding("autovacuum", Level.WARNING, problem, fix))
+            found.append(Finding.of("autovacuum", Level.WARNING, problem, fix))
     if server.oldest is not None and server.oldest > OLD:
         problem = f"a transaction is open since {server.oldest / 3600:.1f} h: dead rows cannot be removed meanwhile"
         fix = "find it in pg_stat_activity (xact_start) or pg_prepared_xacts, and end it"
-        found.append(Finding("autovacuum", Level.WARNING, problem, fix))
+        found.append(Finding.of("autovacuum", Level.WARNING, problem, fix))
     fine = "dead rows of the ledger are removed"
     if not server.sees_all:
         fine += f"; open transactions of other roles were not looked at: {server.login} is not in pg_read_all_stats"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -25,7 +25,7 @@ def diagnose(
 ) -> Diagnosis:
     """All findings. Runs in a transaction that can write nothing, and waits for no lock for more than two seconds."""
     libraries = ", ".join(f"{name} {version(name)}" for name in ("seekpoint", "psycopg", "confluent-kafka"))
-    found = [Finding("versions", Level.OK, libraries)]
+    found = [Finding.of("versions", Level.OK, libraries)]
     with engine.connect() as connection:
         before = datetime.now(UTC)
         connection.execute(text("SET TRANSACTION READ ONLY"))
@@ -42,15 +42,21 @@ def diagnose(
         if not has.may_read(*_TABLES):
             hidden = ", ".join(name for name in _TABLES if not has.may_read(name))
             problem = f"{has.login} may not read {hidden}: groups and brokers were not looked at"
-            found.append(Finding("groups", Level.WARNING, problem, "run doctor as an operator or a stager"))
+            found.append(Finding.of("groups", Level.WARNING, problem, "run doctor as an operator or a stager"))
             return Diagnosis(shown(engine.url), schema, tuple(found))
         tx = SchemaConnection(connection, schema)
         clusters = {row.name: row.cluster_id for row in tx.execute(sql.GROUPS) if row.forgotten is None}
-        groups, _ = status.read(tx, list(clusters))
-    found += check_groups.group_findings(groups)
+        groups, rows = status.read(tx, list(clusters))
+    asked, _ = status.ask_brokers(groups, rows, settings, timeout) if settings else (groups, [])
+    found += check_groups.group_findings(asked)
     if settings:
-        found += check_groups.kafka_findings(groups, clusters, settings, timeout)
+
+        def read_again() -> Sequence[status.GroupStatus]:
+            with engine.connect() as connection:
+                return status.read(SchemaConnection(connection, schema), list(clusters))[0]
+
+        found += check_groups.kafka_findings(groups, clusters, settings, timeout, read_again)
     else:
         problem = "no brokers are named: cluster, topics and members of groups were not looked at"
-        found.append(Finding("brokers", Level.WARNING, problem, "give --kafka-config"))
+        found.append(Finding.of("brokers", Level.WARNING, problem, "give --kafka-config"))
     return Diagnosis(shown(engine.url), schema, tuple(found))

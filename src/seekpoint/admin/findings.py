@@ -17,12 +17,17 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found; ``remedy`` says what to do, and is empty where nothing is."""
+    """What one check found; ``remedies`` say what to do: one sentence, or one for each choice."""
 
     check: str
     level: Level
     message: str
-    remedy: str = ""
+    remedies: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, check: str, level: Level, message: str, *remedies: str) -> Finding:
+        """A finding with these remedies."""
+        return cls(check, level, message, tuple(filter(None, remedies)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +46,4 @@ class Diagnosis:
 
 def problems_or_ok(check: str, problems: Sequence[Finding], fine: str) -> list[Finding]:
     """The problems of a check, or that it is fine."""
-    return list(problems) or [Finding(check, Level.OK, fine)]
+    return list(problems) or [Finding.of(check, Level.OK, fine)]

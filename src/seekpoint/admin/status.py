@@ -125,47 +125,6 @@ class GroupStatus:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSummary:
-    """One group in a line; ``lag`` and ``lag_seconds`` are None where one partition's is not known."""
-
-    name: str
-    version: int
-    pause: Pause | None
-    partitions: int
-    owned: int
-    stopped: int
-    workers: int
-    lag: int | None
-    lag_seconds: float | None
-    headroom: int | None
-    headroom_seconds: float | None
-    dead_letters: int
-    committed_at: datetime | None
-
-
-def summaries(tx: SchemaConnection) -> list[GroupSummary]:
-    """All groups, by name."""
-    return [
-        GroupSummary(
-            row.consumer_group,
-            row.version,
-            Pause(row.paused_by, row.paused_reason) if row.paused else None,
-            row.partitions,
-            row.owned,
-            row.stopped,
-            row.workers,
-            row.lag_records,
-            row.lag_seconds,
-            row.headroom_records,
-            row.headroom_seconds,
-            row.dead_letters,
-            row.committed_at,
-        )
-        for row in tx.execute(sql.GROUP_STATUS)
-    ]
-
-
 def names_of_all(tx: SchemaConnection) -> list[str]:
     """The names of all groups that are not forgotten, in order."""
     return [row.name for row in tx.execute(sql.GROUPS) if row.forgotten is None]

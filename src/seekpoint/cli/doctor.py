@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 import typer
@@ -40,7 +39,11 @@ def doctor(
     admin = Admin(one_off_engine(database_url), settings, schema=schema)
     found = admin.doctor(None if role is None else Role(role))
     kept = [each for each in found.findings if not quiet or each.level is not Level.OK]
-    findings = [{key: masked(str(value)) for key, value in asdict(each).items()} for each in kept]
+    findings = [
+        {"check": each.check, "level": each.level.value, "message": masked(each.message)}
+        | {"remedies": [masked(remedy) for remedy in each.remedies]}
+        for each in kept
+    ]
     report = {"ok": found.is_well, "database": found.database, "schema": found.schema, "findings": findings}
     answer(report, *_lines(found, quiet=quiet), as_json=as_json)
     if not found.is_well:
@@ -53,6 +56,5 @@ def _lines(found: Diagnosis, *, quiet: bool) -> list[str]:
         if quiet and each.level is Level.OK:
             continue
         lines.append(masked(f"{each.level:<8} {each.check}: {each.message}"))
-        if each.remedy:
-            lines.append(masked(f"{'':<8} → {each.remedy}"))
+        lines += [masked(f"{'':<8} → {remedy}") for remedy in each.remedies]
     return lines

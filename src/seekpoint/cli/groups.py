@@ -6,13 +6,23 @@ import re
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from seekpoint.admin import Admin, ForgetPlan, ForgetResult, GroupSummary, PausePlan
 from seekpoint.cli.errors import plain
-from seekpoint.cli.options import Actor, Apply, Group, LedgerOptions, Reason, command, require_reason
+from seekpoint.cli.options import (
+    Actor,
+    Apply,
+    Group,
+    KafkaOptions,
+    LedgerOptions,
+    Reason,
+    command,
+    require_brokers,
+    require_reason,
+)
 from seekpoint.cli.output import answer, moment, numbered, print_table
 from seekpoint.cli.progress_bar import lasting
 from seekpoint.cli.status import known_group
@@ -29,23 +39,30 @@ def list_groups(
     *,
     forgotten: Annotated[bool, typer.Option("--forgotten", help="Those that were forgotten, alone.")] = False,
     ledger: LedgerOptions,
+    brokers: KafkaOptions,
 ) -> None:
     """List groups: version, pause, partitions, workers, lag and headroom, stopped partitions, open dead letters.
 
-    Lag is of the workers' samples, and empty where that of one partition is older than three minutes.
+    Without brokers (--kafka, --kafka-config) lag is of the workers' samples, and "as of" says how old the oldest is;
+    lag is empty where that of one partition is older than three minutes.
     """
-    admin = Admin(ledger.engine(), schema=ledger.schema)
+    settings = brokers.settings()
+    if settings:
+        require_brokers(settings)
+    admin = Admin(ledger.engine(), settings, schema=ledger.schema)
     if forgotten:
         _list_forgotten(admin, as_json=ledger.as_json)
         return
-    found = admin.groups()
+    found, doubts = admin.groups()
+    for doubt in doubts:
+        typer.echo(f"warning: {doubt}", err=True)
     if ledger.as_json:
-        answer([asdict(group) for group in found], as_json=True)
+        answer([_as_dict(group) for group in found], as_json=True)
         return
     if not found:
         typer.echo("no worker has claimed anything yet")
         return
-    columns = ("group", "version", "paused", "partitions", "owned", "workers", "lag", "lag time", "headroom")
+    columns = ("group", "version", "paused", "partitions", "owned", "workers", "lag", "lag time", "headroom", "as of")
     print_table(None, (*columns, "stopped", "dead letters", "committed at"), map(_row, found), numeric=NUMERIC)
 
 
@@ -163,10 +180,16 @@ def _lines(plan: PausePlan, *, apply: bool) -> list[str]:
     return [f"would {verb} {plan.group}:", *(f"  - {each}" for each in plan.consequences), "dry run; --apply does it"]
 
 
+def _as_dict(group: GroupSummary) -> dict[str, Any]:
+    return asdict(group) | {"age": None if group.age is None else group.age.total_seconds()}
+
+
 def _row(group: GroupSummary) -> tuple[object, ...]:
     paused = "" if group.pause is None else plain(f"by {group.pause.by or 'unknown'}")
     lag_time = None if group.lag_seconds is None else lasting(group.lag_seconds)
     room = "" if group.headroom_seconds is None else f" ({lasting(group.headroom_seconds)})"
     headroom = None if group.headroom is None else f"{group.headroom}{room}"
-    counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, headroom, group.stopped)
+    is_known = group.lag is not None or group.headroom is not None
+    as_of = f"{lasting(group.age.total_seconds())} ago" if group.age is not None else "now" if is_known else ""
+    counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, headroom, as_of, group.stopped)
     return (group.name, group.version, paused, *counts, group.dead_letters, moment(group.committed_at))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from seekpoint.admin import (
     BrokersAway,
     DeadLetterCause,
     GroupStatus,
+    GroupSummary,
     Level,
     PartitionStatus,
     ReloadStatus,
@@ -26,6 +27,8 @@ from seekpoint.web import present
 from seekpoint.web.filters import FILTER, where_of
 from seekpoint.web.reading import Answer, Reads
 from seekpoint.web.site import Asked, Page, Site
+
+T = TypeVar("T")
 
 PARTITIONS, DEAD_LETTERS, ACTIONS, LOST = 100, 100, 200, 100  # on a page
 BROKERS_AWAY = 30.0  # seconds for which brokers that did not answer are not asked
@@ -45,15 +48,16 @@ class Pages:
     async def groups(self, _: Asked) -> Page:
         """Every group in a line, the worst first."""
 
-        def read(admin: Admin) -> tuple[list[Any], list[ReloadStatus]]:
-            return admin.groups(), admin.reloads(is_open=True)
+        def read(admin: Admin) -> tuple[list[GroupSummary], list[str], list[ReloadStatus]]:
+            found, doubts = self._asked(admin, lambda of: of.groups())
+            return found, doubts, admin.reloads(is_open=True)
 
         answer = await self._reads.read("groups", read)
-        found, runs = answer.value
+        found, doubts, runs = answer.value
         lines = [(present.state_of_group(group), group) for group in found]
         lines.sort(key=lambda line: (line[0].rank, -(line[1].lag or 0), line[1].name))
         data = [{"state": state.word, "group": group} for state, group in lines]
-        return _page(answer, "groups", "Groups", data, lines=lines, runs=runs)
+        return _page(answer, "groups", "Groups", data, lines=lines, runs=runs, doubts=doubts)
 
     async def group(self, asked: Asked) -> Page:
         """A group: its partitions, a hundred on a page, workers, what weakens the guarantee, what was lost."""
@@ -173,16 +177,20 @@ class Pages:
         return _page(answer, "health", "Health", answer.value, is_live=False, diagnosis=answer.value, findings=findings)
 
     def _status(self, admin: Admin, name: str) -> tuple[GroupStatus, list[str]]:
-        """A group, of the brokers too; those that did not answer are left alone for a while: each page would wait."""
+        (group,), doubts = self._asked(admin, lambda of: of.status([name]))
+        return group, doubts
+
+    def _asked(self, admin: Admin, question: Callable[[Admin], tuple[list[T], list[str]]]) -> tuple[list[T], list[str]]:
+        """An answer of the brokers, too; those that gave none are left alone for a while: each page would wait."""
         until, away = self._brokers_away
         if monotonic() < until:
-            (group,), doubts = Admin(admin.engine, schema=admin.schema, limits=admin.limits).status([name])
-            return group, [*doubts, away]
-        (group,), doubts = admin.status([name])
+            found, doubts = question(Admin(admin.engine, schema=admin.schema, limits=admin.limits))
+            return found, [*doubts, away]
+        found, doubts = question(admin)
         for doubt in doubts:
             if isinstance(doubt, BrokersAway):
                 self._brokers_away = monotonic() + BROKERS_AWAY, doubt
-        return group, doubts
+        return found, doubts
 
     def _public(self, data: Any) -> Any:
         """Data as JSON has it, without texts of errors where these may not be shown."""

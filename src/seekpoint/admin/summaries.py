@@ -1,0 +1,103 @@
+"""All groups, each in a line: of the brokers where they answer, else of the workers' samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row
+
+from seekpoint.admin.lag import Lag, ask_logs, lag_of
+from seekpoint.admin.status import BrokersAway, Pause
+from seekpoint.errors import KafkaUnavailable
+from seekpoint.kafka.identity import Identity
+from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.sql import status as sql
+from seekpoint.records import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """One group in a line; ``lag`` and ``lag_seconds`` are None where one partition's is not known.
+
+    ``age`` is how old the oldest sample is that lag and headroom are of; None where they are of now, or not known.
+    """
+
+    name: str
+    version: int
+    pause: Pause | None
+    partitions: int
+    owned: int
+    stopped: int
+    workers: int
+    lag: int | None
+    lag_seconds: float | None
+    headroom: int | None
+    headroom_seconds: float | None
+    dead_letters: int
+    committed_at: datetime | None
+    age: timedelta | None = None
+
+
+def summaries(tx: SchemaConnection) -> list[GroupSummary]:
+    """All groups, by name, with the lag of their samples."""
+    return [
+        GroupSummary(
+            row.consumer_group,
+            row.version,
+            Pause(row.paused_by, row.paused_reason) if row.paused else None,
+            row.partitions,
+            row.owned,
+            row.stopped,
+            row.workers,
+            row.lag_records,
+            row.lag_seconds,
+            row.headroom_records,
+            row.headroom_seconds,
+            row.dead_letters,
+            row.committed_at,
+            None if row.lag_records is None and row.headroom_records is None else row.sample_age,
+        )
+        for row in tx.execute(sql.GROUP_STATUS)
+    ]
+
+
+def ask_for_lag(
+    groups: Sequence[GroupSummary],
+    rows: Sequence[Row[Any]],
+    ids: Sequence[Row[Any]],
+    settings: Mapping[str, Any],
+    timeout: float,
+) -> tuple[list[GroupSummary], list[str]]:
+    """The groups with the lag of the logs as the brokers answer now; as they were, and a doubt, where none answers.
+
+    ``rows`` are of the view ``lag``, ``ids`` have the stored topic ids.
+    """
+    stored = {(row.consumer_group, Partition(row.topic, row.partition)): row.topic_id for row in ids}
+    if not stored:
+        return list(groups), []
+    try:
+        _, logs = ask_logs(Identity(settings, timeout), stored, settings)
+    except KafkaUnavailable as error:
+        return list(groups), [BrokersAway(f"{error}; lag is as of the last samples")]
+    by_group: dict[str, list[tuple[Row[Any], Lag]]] = {group.name: [] for group in groups}
+    for row in rows:
+        by_group[row.consumer_group].append((row, lag_of(row, logs)))
+    return [replace(group, **_total(by_group[group.name])) for group in groups], []
+
+
+def _total(lags: Sequence[tuple[Row[Any], Lag]]) -> dict[str, Any]:
+    """What is not known of one partition is not known of the group, but for headroom: the least that is known."""
+    records = [lag.lag for _, lag in lags if lag.lag is not None]
+    seconds = [lag.lag_seconds for _, lag in lags if lag.lag_seconds is not None]
+    return {
+        "lag": sum(records) if len(records) == len(lags) else None,
+        "lag_seconds": max(seconds, default=None) if len(seconds) == len(lags) else None,
+        "headroom": min((lag.headroom for _, lag in lags if lag.headroom is not None), default=None),
+        "headroom_seconds": min(
+            (lag.headroom_seconds for _, lag in lags if lag.headroom_seconds is not None), default=None
+        ),
+        "age": max((row.sample_age for row, lag in lags if lag.is_sampled), default=None),
+    }

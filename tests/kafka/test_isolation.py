@@ -130,22 +130,25 @@ def test_a_transaction_that_is_ended_by_its_age_says_so_however_it_is_noticed(
     scene: Scene, end: Callable[[Scene, Connection], None]
 ) -> None:
     """The server names the reason only to a statement that is running (from version 17 on)."""
-    name, stored = scene.log(4)
-    sizes: list[int] = []
+    name, stored = scene.log(40)
+    sizes: list[int] = []  # of the transaction that is ended, and of those after it
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
-        sizes.append(len(batch))
         scene.book.enter(tx, batch)
-        if len(batch) > 2:
+        if sizes or len(batch) > 1:
+            sizes.append(len(batch))
+        if len(sizes) == 1:
             end(scene, tx)
 
-    limits = Limits(transaction_age=0.5)
+    limits = Limits(transaction_age=1.5)
     run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE), **fixed(name, limits=limits))
     trouble = run.seen.wait_for(events.DatabaseTrouble)
-    run.finish(name, 4)
+    run.finish(name, 40)
+    half = sizes[0] // 2
     (note,) = [note for note in trouble.error.__notes__ if "the transaction had taken" in note]
-    assert "s for 4 records, and a transaction may take 0.5 s: the next one has 2 records at most" in note
-    assert sizes == [4, 2, 2], "the same four are not run again"
+    expected = f"s for {sizes[0]} records, and a transaction may take 1.5 s: the next one has {half} records at most"
+    assert expected in note
+    assert sizes[1] <= half, "the same records are not run again"
     scene.book.assert_holds(name, stored)
     assert scene.dead_letters("cause") == []
 

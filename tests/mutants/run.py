@@ -128,7 +128,7 @@ def _verdict(run: Run) -> tuple[str, bool]:
     output = run.output
     if unusable := UNUSABLE.search(output):  # any test fails on that
         return f"stale {run.name}: {unusable[0]}", False
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - |$)", output, re.MULTILINE)
     if run.code == TESTS_FAILED and failed:
         return f"killed {run.name} by {failed[1]}", True
     return f"survived {run.name}" + (f"\npytest exit code {run.code}\n{output}" if run.code != 0 else ""), False

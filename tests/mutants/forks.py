@@ -72,6 +72,8 @@ class Run:
         self._pid = os.fork()
         if self._pid == 0:
             _run_tests(self, environment)
+        with contextlib.suppress(OSError):  # the child does it, too: whichever is first
+            os.setpgid(self._pid, self._pid)
 
     def has_ended(self, most_seconds: float) -> bool:
         """Whether it has ended; one that takes longer than ``most_seconds`` is killed with its processes."""
@@ -120,7 +122,7 @@ def _run_tests(run: Run, environment: Mapping[str, str]) -> Any:
     """In the child; it ends without the parent's cleanup, and servers that it started end by their reaper."""
     code = 1  # as Python's where an exception is not caught: pytest raises what a failed test has left open
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with run.log.open("wb") as log, Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)

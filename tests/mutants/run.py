@@ -93,6 +93,8 @@ class Trial:
             if run.code != 0:
                 failed += 1
                 print(f"{run.name} does not pass on the unbroken package (exit code {run.code})", run.output, sep="\n")
+        if failed == 0:
+            print(f"the tests of {len(runs)} files pass on the unbroken package", flush=True)
         return failed == 0
 
     def survivors(self, chosen: Iterable[Breakage], jobs: int, which: str = "") -> list[Breakage]:

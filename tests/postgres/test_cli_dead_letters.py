@@ -21,6 +21,7 @@ from seekpoint.testing import raw
 from seekpoint.worker.replay.requests import RequestedReplays
 from support.command import seekpoint
 from support.dead_letter_group import TOPIC, Depot, orders
+from support.failures import for_each
 
 MODULE = """\
 from pathlib import Path
@@ -108,8 +109,14 @@ def test_list_shows_the_open_ones(terminal: Terminal) -> None:
     assert len(lines) == 5
 
 
-@pytest.mark.parametrize(
-    ("conditions", "offsets"),
+@pytest.fixture
+def parked(terminal: Terminal) -> Terminal:
+    """The terminal of a group with the three dead letters of ``park``."""
+    park(terminal)
+    return terminal
+
+
+@for_each(
     [
         ([], [0, 1, 2]),
         (["--state", "blocked"], [2]),
@@ -123,15 +130,15 @@ def test_list_shows_the_open_ones(terminal: Terminal) -> None:
         (["--since", "2026-01-01T00:00+02:00"], [0, 1, 2]),
         (["--since", "2100-01-01T00:00Z"], []),
     ],
-    ids=lambda given: " ".join(map(str, given)) or "none",
+    lambda case: " ".join(case[0]) or "none",
 )
-def test_conditions_narrow_the_list(terminal: Terminal, conditions: list[str], offsets: list[int]) -> None:
-    park(terminal)
-    found = terminal.json("dead-letters", "list", "g", *conditions)
+def test_conditions_narrow_the_list(case: tuple[list[str], list[int]], parked: Terminal) -> None:
+    conditions, offsets = case
+    found = parked.json("dead-letters", "list", "g", *conditions)
     assert [one["offset"] for one in found] == offsets
     assert all("value" not in one and one["group"] == "g" for one in found)
     if not offsets:
-        said = terminal.run("dead-letters", "list", "g", *conditions).stdout
+        said = parked.run("dead-letters", "list", "g", *conditions).stdout
         assert said == "g: no dead letters meet these conditions\n"
 
 
@@ -168,35 +175,34 @@ def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
     assert (len(result.stdout.splitlines()), result.stderr) == (4, "these are the first 2; --limit shows more\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "exits", "said"),
+@for_each(
     [
-        (["list", "other"], 2, "has no group 'other'; it knows g"),
-        (["list", "g", "--partition", "1"], 2, "name the topic, too"),
-        (["list", "g", "--since", "yesterday"], 2, "--since takes a time such as 2026-08-01T12:00Z, or how long ago"),
-        (["list", "g", "--since", "2026-08-01"], 2, "say in which zone, e.g. 2026-08-01Z"),
-        (["list", "g", "--cause", "bad luck"], 2, "'bad luck' is not one of"),
-        (["show", "4711"], 2, "has no dead letter 4711"),
-        (["replay", "{module}:pipe"], 2, "name dead letters by their ids, or say --all"),
-        (["replay", "{module}:pipe", "1", "--all"], 2, "give either ids, or --all with conditions"),
-        (["replay", "{module}:pipe", "1", "--topic", "orders"], 2, "give either ids, or --all with conditions"),
-        (["replay", "{module}:pipe", "--topic", "orders"], 2, "or say --all (with conditions, if you like)"),
-        (["replay", "{module}:pipe", "4711"], 2, "has no dead letter 4711"),
-        (["replay", "{module}:newer", "--all"], 2, "start a worker of version 2 first"),
-        (["replay", "{module}:none", "--all"], 2, "has no 'none'; it has pipe, newer, others"),
-        (["discard", "1", "--apply"], 2, "--apply needs --reason"),
-        (["discard", "--all", "--reason", "x"], 2, "--all needs --group"),
-        (["discard", "1", "--apply", "--reason", " "], 2, "--apply needs --reason"),
-        (["replay", "g", "--all"], 2, "for a group's name add --by-worker"),
-        (["discard", "4711", "--reason", "x"], 2, "has no dead letter 4711"),
-        (["discard", "--all", "--group", "other", "--reason", "x"], 2, "has no group 'other'; it knows g"),
-        (["export", "other"], 2, "has no group 'other'; it knows g"),
+        (["list", "other"], "has no group 'other'; it knows g"),
+        (["list", "g", "--partition", "1"], "name the topic, too"),
+        (["list", "g", "--since", "yesterday"], "--since takes a time such as 2026-08-01T12:00Z, or how long ago"),
+        (["list", "g", "--since", "2026-08-01"], "say in which zone, e.g. 2026-08-01Z"),
+        (["list", "g", "--cause", "bad luck"], "'bad luck' is not one of"),
+        (["show", "4711"], "has no dead letter 4711"),
+        (["replay", "{module}:pipe"], "name dead letters by their ids, or say --all"),
+        (["replay", "{module}:pipe", "1", "--all"], "give either ids, or --all with conditions"),
+        (["replay", "{module}:pipe", "1", "--topic", "orders"], "give either ids, or --all with conditions"),
+        (["replay", "{module}:pipe", "--topic", "orders"], "or say --all (with conditions, if you like)"),
+        (["replay", "{module}:pipe", "4711"], "has no dead letter 4711"),
+        (["replay", "{module}:newer", "--all"], "start a worker of version 2 first"),
+        (["replay", "{module}:none", "--all"], "has no 'none'; it has pipe, newer, others"),
+        (["discard", "1", "--apply"], "--apply needs --reason"),
+        (["discard", "--all", "--reason", "x"], "--all needs --group"),
+        (["discard", "1", "--apply", "--reason", " "], "--apply needs --reason"),
+        (["replay", "g", "--all"], "for a group's name add --by-worker"),
+        (["discard", "4711", "--reason", "x"], "has no dead letter 4711"),
+        (["discard", "--all", "--group", "other", "--reason", "x"], "has no group 'other'; it knows g"),
+        (["export", "other"], "has no group 'other'; it knows g"),
     ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else None,
+    lambda case: " ".join(case[0]),
 )
-def test_what_is_wrong_is_said(terminal: Terminal, words: list[str], exits: int, said: str) -> None:
-    park(terminal)
-    result = terminal.run("dead-letters", *(word.format(module=terminal.module) for word in words), exits=exits)
+def test_what_is_wrong_is_said(case: tuple[list[str], str], parked: Terminal) -> None:
+    words, said = case
+    result = parked.run("dead-letters", *(word.format(module=parked.module) for word in words), exits=2)
     assert said in result.stderr
     assert result.stdout == ""
 
@@ -331,7 +337,7 @@ def test_a_running_worker_is_asked_to_replay(terminal: Terminal, monkeypatch: py
     assert terminal.depot.actions() == []
     waited = terminal.run(*done, "--wait", "1s", exits=1, stdin="y\n")
     monkeypatch.undo()
-    assert "of 3 dead letters is requested" in waited.stdout
+    assert "(3 dead letters) is requested" in waited.stdout
     ((action, _, actor, why),) = terminal.depot.actions()
     assert (action, actor) == ("request replay", "eve")
     request = re.fullmatch(r"request (\d+), 3 dead letters: fixed", why)

@@ -21,6 +21,7 @@ from seekpoint.web.reading import Reads
 from seekpoint.web.tokens import LIFETIME, Tokens
 from support.browser import LOCAL, Browser
 from support.dead_letter_group import Depot, orders
+from support.failures import for_each
 from support.ledger_desk import Desk
 from support.postgres_proxy import PostgresProxy
 from support.transaction_pooler import in_each_session, run_own
@@ -95,8 +96,7 @@ def test_processes_with_one_secret_take_each_others_forms(ada: Browser, console:
     assert is_paused(admin)
 
 
-@pytest.mark.parametrize(
-    "headers",
+@for_each(
     [
         {"origin": "http://attacker.example"},
         {"origin": "http://localhost:9999"},
@@ -106,7 +106,7 @@ def test_processes_with_one_secret_take_each_others_forms(ada: Browser, console:
         {"sec-fetch-site": "none"},
     ],
 )
-def test_forms_of_other_sites_are_refused(ada: Browser, admin: Admin, headers: dict[str, str]) -> None:
+def test_forms_of_other_sites_are_refused(headers: dict[str, str], ada: Browser, admin: Admin) -> None:
     assert ada.apply(ada.plan("pause", group="g"), **headers).status_code == 403
     assert not is_paused(admin)
 
@@ -241,28 +241,28 @@ def test_a_plan_with_nothing_to_do_has_no_form(ada: Browser) -> None:
     assert "There is nothing to do" in ada.get("/plan?action=resume&group=g").text
 
 
-@pytest.mark.parametrize(
-    ("query", "status"),
-    [
-        ("action=none&group=g", 400),
-        ("action=pause", 400),
-        ("group=g", 400),
-        ("action=pause&group=none", 422),
-        ("action=pause&group=g%00", 400),
-        ("action=reset&group=g&target=none", 422),
-        ("action=reset&group=g&target=offset&value=x", 422),
-        ("action=reset&group=g&target=datetime&value=x", 422),
-        ("action=reset&group=g&target=earliest&topic=t&partition=x", 400),
-        ("action=accept-lost&group=g&topic=t&partition=7", 422),
-        ("action=discard&group=g&ids=x", 400),
-        ("action=discard&group=g&ids=999", 422),
-        ("action=discard&group=g&cause=none", 400),
-        ("action=replay&group=none", 422),
-    ],
-)
-def test_a_plan_that_cannot_be_made_says_why(ada: Browser, query: str, status: int) -> None:
+STATUSES = {
+    "action=none&group=g": 400,
+    "action=pause": 400,
+    "group=g": 400,
+    "action=pause&group=none": 422,
+    "action=pause&group=g%00": 400,
+    "action=reset&group=g&target=none": 422,
+    "action=reset&group=g&target=offset&value=x": 422,
+    "action=reset&group=g&target=datetime&value=x": 422,
+    "action=reset&group=g&target=earliest&topic=t&partition=x": 400,
+    "action=accept-lost&group=g&topic=t&partition=7": 422,
+    "action=discard&group=g&ids=x": 400,
+    "action=discard&group=g&ids=999": 422,
+    "action=discard&group=g&cause=none": 400,
+    "action=replay&group=none": 422,
+}
+
+
+@for_each(STATUSES)
+def test_a_plan_that_cannot_be_made_says_why(query: str, ada: Browser) -> None:
     answer = ada.get(f"/plan?{query}")
-    assert answer.status_code == status, answer.text
+    assert answer.status_code == STATUSES[query], answer.text
     assert 'role="alert"' in answer.text
 
 

@@ -18,6 +18,7 @@ from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.web.reading import CHECKED
 from status_views import PAGES as STATUS_PAGES
 from status_views import fill, seconds_of
+from support.failures import for_each
 from support.ledger_desk import Desk
 from support.postgres_proxy import PostgresProxy
 from web.conftest import PAGES, Console
@@ -118,29 +119,29 @@ def test_while_the_database_is_away_the_last_answer_is_shown(
     away.dispose()
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("group?group=none", 422),
-        ("group", 400),
-        ("group?group=g&page=x", 400),
-        ("group?group=g%00", 400),
-        ("partition?group=none&topic=t&partition=0", 422),
-        ("partition?group=g&topic=t&partition=x", 400),
-        ("partition?group=g&topic=t&partition=99999999999999999999", 422),
-        ("dead-letters?group=none", 422),
-        ("dead-letters?group=g&cause=none", 400),
-        ("dead-letters?group=g&partition=0", 422),
-        ("dead-letter?group=g&id=7", 422),
-        ("dead-letter?group=g&id=99999999999999999999", 422),
-        ("history?group=none", 422),
-        ("replay?group=g&id=7", 422),
-        ("replay?group=g&id=99999999999999999999", 422),
-        ("none", 404),
-    ],
-)
-def test_unknown_names_are_answered_with_a_sentence(console: Console, desk: Desk, path: str, status: int) -> None:
-    browser = console()
+STATUSES = {
+    "group?group=none": 422,
+    "group": 400,
+    "group?group=g&page=x": 400,
+    "group?group=g%00": 400,
+    "partition?group=none&topic=t&partition=0": 422,
+    "partition?group=g&topic=t&partition=x": 400,
+    "partition?group=g&topic=t&partition=99999999999999999999": 422,
+    "dead-letters?group=none": 422,
+    "dead-letters?group=g&cause=none": 400,
+    "dead-letters?group=g&partition=0": 422,
+    "dead-letter?group=g&id=7": 422,
+    "dead-letter?group=g&id=99999999999999999999": 422,
+    "history?group=none": 422,
+    "replay?group=g&id=7": 422,
+    "replay?group=g&id=99999999999999999999": 422,
+    "none": 404,
+}
+
+
+@for_each(STATUSES)
+def test_unknown_names_are_answered_with_a_sentence(path: str, console: Console, desk: Desk) -> None:
+    browser, status = console(), STATUSES[path]
     answer = browser.get(f"/{path}")
     assert answer.status_code == status, answer.text
     if status != 404:

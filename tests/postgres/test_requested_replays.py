@@ -335,6 +335,9 @@ def test_a_plan_counts_what_is_drawn_along_and_refusals_are_stored_with_their_se
     assert (done.state, done.replayed, done.failed, done.refused) == ("done", 3, 0, 1)
     assert done.refusals == (plan.refused[0].refusal,)
     assert depot.applied() == [0, 2, 4]
+    assert [action[0] for action in depot.actions()] == ["request replay"], "one row, and none for each dead letter"
+    closed = asked.admin.dead_letters(depot.group).get(ids[2])
+    assert (closed.closed_by, closed.closed_reason) == ("ada", "fixed")
 
 
 def test_a_plan_of_many_reads_them_in_few_statements(asked: Requests) -> None:

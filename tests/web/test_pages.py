@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Collection
 from datetime import timedelta
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import seekpoint.web
 from seekpoint.admin import Admin, GroupStatus
 from seekpoint.ledger.schema_revision import HEAD
 from seekpoint.ledger.status import StatusTables, WorkerProcess
+from seekpoint.web import pages
 from seekpoint.web.reading import CHECKED
 from status_views import PAGES as STATUS_PAGES
 from status_views import fill, seconds_of
@@ -222,6 +225,33 @@ def test_a_group_whose_workers_are_dead_has_no_worker_on_any_page(
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f'UPDATE "{desk.ledger.schema}".worker SET {change}'))
     assert shown() == [1, 3, 1, 1]
+
+
+@pytest.mark.parametrize("path", [*PAGES, "plan?action=pause&group=g"])
+def test_a_parameter_that_is_not_known_is_refused(console: Console, desk: Desk, path: str) -> None:
+    """``id=`` for ``ids=`` would mean all dead letters of the group."""
+    assert desk.claims
+    browser = console(allow_actions=True)
+    assert browser.get(f"/{path}").status_code == 200
+    page = browser.get(f"/{path}{'&' if '?' in path else '?'}ids=1&idss=7")
+    assert page.status_code == 400
+    assert "there is no parameter" in page.text
+    assert browser.get("/plan?action=discard&group=g&id=7").status_code == 400
+
+
+def test_the_history_has_filters_and_pages(console: Console, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "ACTIONS", 2)
+    for number in range(5):
+        desk.ledger.reset_offset("t", 0, number, log=None, reason=f"why {number}", actor="ada" if number % 2 else "eve")
+    browser, seen, path = console(), [], "/history?group=g&action=reset"
+    while path:
+        shown = browser.get(path).text
+        seen += re.findall(r"why \d", shown)
+        found = re.search(r'href="(history[^"]*before=[^"]*)">older', shown)
+        path = "" if found is None else f"/{unescape(found[1])}"
+    assert seen == [f"why {number}" for number in reversed(range(5))]
+    assert re.findall(r"why \d", browser.get("/history?actor=ada").text) == ["why 3", "why 1"]
+    assert re.findall(r"why \d", browser.get("/history?action=pause").text) == []
 
 
 def test_the_last_losses_are_shown(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:

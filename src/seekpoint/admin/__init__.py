@@ -4,7 +4,7 @@ from seekpoint.admin.admin import Admin
 from seekpoint.admin.explanation import Explanation, TopicGuarantee
 from seekpoint.admin.findings import Diagnosis, Finding, Level
 from seekpoint.admin.forget import ForgetPlan, ForgetResult, ForgottenGroup
-from seekpoint.admin.history import Action
+from seekpoint.admin.history import Action, ActionFilter
 from seekpoint.admin.import_offsets import Imported, ImportPlan
 from seekpoint.admin.losses import Acceptance, AcceptPlan, LostRange
 from seekpoint.admin.mirror import Mirrored, MirrorPlan
@@ -27,6 +27,7 @@ __all__ = [
     "AcceptPlan",
     "Acceptance",
     "Action",
+    "ActionFilter",
     "Admin",
     "BrokersAway",
     "Chosen",

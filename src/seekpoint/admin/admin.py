@@ -26,7 +26,7 @@ from seekpoint.admin.forget import (
     plan_undo,
 )
 from seekpoint.admin.groups import Topics, known_group, within
-from seekpoint.admin.history import Action, history, recent_actions
+from seekpoint.admin.history import Action, ActionFilter, history, recent_actions
 from seekpoint.admin.import_offsets import ImportPlan, Missing, apply_import, plan_import
 from seekpoint.admin.losses import AcceptPlan, LostRange, accept, lost_ranges, plan_lost, plan_topic
 from seekpoint.admin.mirror import MirrorPlan, apply_mirror, plan_mirror
@@ -183,20 +183,32 @@ class Admin:
         return {at: row.next_offset for at, row in within(group, ledger.read(), topics).items()}
 
     def history(
-        self, group: str, topics: Collection[str] | None = None, *, partition: int | None = None, limit: int = 100
+        self,
+        group: str,
+        topics: Collection[str] | None = None,
+        *,
+        partition: int | None = None,
+        limit: int = 100,
+        only: ActionFilter = ActionFilter(),  # noqa: B008 -- immutable
     ) -> list[Action]:
         """Who did what to a group and its positions, newest first; with ``partition``, to that one of the topics.
 
-        Raises ConfigError for an unknown group, and a topic that it has nothing of.
+        ``only`` these actions; with its ``before_id``, the page after the one that ended with that id. Raises
+        ConfigError for an unknown group, and a topic that it has nothing of.
         """
         with self._ledger(group).begin() as tx:
             known_group(tx)
-            return history(tx, topics, partition, limit)
+            return history(tx, topics, partition, limit, only)
 
-    def recent_actions(self, *, limit: int = 100) -> list[tuple[str, Action]]:
-        """Who did what to any group, each with the group's name, newest first."""
+    def recent_actions(
+        self,
+        *,
+        limit: int = 100,
+        only: ActionFilter = ActionFilter(),  # noqa: B008 -- immutable
+    ) -> list[tuple[str, Action]]:
+        """Who did what to any group, each with the group's name, newest first; ``only`` as for :meth:`history`."""
         with self.engine.connect() as connection:
-            return recent_actions(SchemaConnection(connection, self.schema), limit)
+            return recent_actions(SchemaConnection(connection, self.schema), limit, only)
 
     def lost(
         self, groups: Collection[str] = (), *, partition: Partition | None = None, limit: int | None = None

@@ -31,7 +31,22 @@ class Action:
     to_offset: int | None
 
 
-def history(tx: GroupConnection, topics: Collection[str] | None, partition: int | None, limit: int) -> list[Action]:
+@dataclass(frozen=True, slots=True)
+class ActionFilter:
+    """Which actions are meant: of this kind, by this actor, older than the one of this id; None: any."""
+
+    action: str | None = None
+    actor: str | None = None
+    before_id: int | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        """As the statements have it."""
+        return {"its_action": self.action, "its_actor": self.actor, "before_id": self.before_id}
+
+
+def history(
+    tx: GroupConnection, topics: Collection[str] | None, partition: int | None, limit: int, only: ActionFilter
+) -> list[Action]:
     """Of these topics or of one partition of them, or of all and of the group itself; newest first.
 
     Raises ConfigError for a topic of which there is neither a position nor an action.
@@ -39,15 +54,22 @@ def history(tx: GroupConnection, topics: Collection[str] | None, partition: int 
     named = None if topics is None else sorted(topics)
     stored = {row.topic for row in tx.execute(admin_sql.READ)} if named else set()
     for topic in set(named or ()) - stored:
-        if tx.execute(sql.HISTORY, topics=[topic], its_partition=None, most=1).first() is None:
+        if (
+            tx.execute(sql.HISTORY, topics=[topic], its_partition=None, most=1, **ActionFilter().parameters()).first()
+            is None
+        ):
             have = ", ".join(sorted(stored)) or "none"
             raise ConfigError(f"group {tx.group!r} has no stored offset for topic {topic!r}; its topics are {have}")
-    return list(map(_action, tx.execute(sql.HISTORY, topics=named, its_partition=partition, most=limit)))
+    return list(
+        map(_action, tx.execute(sql.HISTORY, topics=named, its_partition=partition, most=limit, **only.parameters()))
+    )
 
 
-def recent_actions(tx: SchemaConnection, limit: int) -> list[tuple[str, Action]]:
+def recent_actions(tx: SchemaConnection, limit: int, only: ActionFilter) -> list[tuple[str, Action]]:
     """Of all groups, each with the group; newest first."""
-    return [(row.consumer_group, _action(row)) for row in tx.execute(sql.RECENT_ACTIONS, most=limit)]
+    return [
+        (row.consumer_group, _action(row)) for row in tx.execute(sql.RECENT_ACTIONS, most=limit, **only.parameters())
+    ]
 
 
 def last_resets(tx: GroupConnection) -> dict[Partition, int]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from seekpoint.admin import Action, Admin, Reset, ResetPlan, ResetResult, ResetTo
+from seekpoint.admin import Action, ActionFilter, Admin, Reset, ResetPlan, ResetResult, ResetTo
 from seekpoint.cli.errors import FAILED, plain
 from seekpoint.cli.offset_files import as_csv, read_offsets
 from seekpoint.cli.options import (
@@ -196,11 +196,17 @@ def show_history(
     group: Group,
     *,
     topic: Annotated[list[str] | None, typer.Option("--topic", help="Of this topic alone; repeat it.")] = None,
+    action: Annotated[str | None, typer.Option(help="Of this kind alone, such as reset or pause.")] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="ACTOR", help="By this actor alone.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
     ledger: LedgerOptions,
 ) -> None:
-    """Show who did what to a group and its positions, when and why; the newest first."""
-    found = Admin(ledger.engine(), schema=ledger.schema).history(group, topic, limit=limit)
+    """Show who did what to a group and its positions, when and why; the newest first.
+
+    A request for a replay is one row, however many dead letters it replays.
+    """
+    only = ActionFilter(action, by)
+    found = Admin(ledger.engine(), schema=ledger.schema).history(group, topic, limit=limit, only=only)
     if ledger.as_json:
         answer([asdict(each) for each in found], as_json=True)
         return

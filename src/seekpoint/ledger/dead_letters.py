@@ -344,10 +344,13 @@ class DeadLetters:
         )
         return found
 
-    def close(self, tx: Connection, dead_letter: DeadLetter, state: State, actor: str, reason: str) -> None:
+    def close(
+        self, tx: Connection, dead_letter: DeadLetter, state: State, actor: str, reason: str, *, is_action: bool = True
+    ) -> None:
         """Close an open dead letter as replayed or discarded, and write who did it and why to ``admin_action``.
 
-        Raises Fenced where it is not open any more, and then nothing may be committed.
+        ``is_action`` False: it is part of a request that is on record there as one. Raises Fenced where it is not open
+        any more, and then nothing may be committed.
         """
         if state not in _ACTIONS:
             raise ConfigError(f"a dead letter is closed as {', '.join(_ACTIONS)}, not as {state}")
@@ -363,15 +366,16 @@ class DeadLetters:
         )
         if closed.rowcount != 1:
             raise _closed(dead_letter)
-        record_action(
-            scope,
-            _ACTIONS[state],
-            actor=actor,
-            reason=f"dead letter {dead_letter.id}: {reason}",
-            partition=dead_letter.at,
-            from_offset=dead_letter.offset,
-            to_offset=dead_letter.offset + 1,
-        )
+        if is_action:
+            record_action(
+                scope,
+                _ACTIONS[state],
+                actor=actor,
+                reason=f"dead letter {dead_letter.id}: {reason}",
+                partition=dead_letter.at,
+                from_offset=dead_letter.offset,
+                to_offset=dead_letter.offset + 1,
+            )
 
     def failed_again(self, tx: Connection, dead_letter: DeadLetter, failure: Failure) -> None:
         """Store the error of a failed replay; the dead letter stays open, and keeps its first error.

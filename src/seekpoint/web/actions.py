@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from seekpoint.admin import AcceptPlan, Admin, PausePlan, ResetPlan, ResetTo
 from seekpoint.errors import ConfigError, Fenced, KafkaUnavailable
 from seekpoint.records import Partition
-from seekpoint.web.filters import where_of
+from seekpoint.web.filters import FILTER, where_of
 from seekpoint.web.reading import Reads, check_revision
 from seekpoint.web.site import Asked, Page, Site, error_page
 
@@ -59,6 +59,13 @@ PLANS: Mapping[str, type[Any]] = {
 }  # fmt: skip
 
 
+_PLACE = ("topic", "partition")
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "pause": (), "resume": (), "reset": (*_PLACE, "target", "value"), "accept-lost": _PLACE,
+    "accept-topic": ("topic", "at"), "discard": ("ids", *FILTER), "replay": ("ids", *FILTER),
+}  # fmt: skip
+
+
 class Actions:
     """Plans are made on the read-only pool, and carried out by ``admin``."""
 
@@ -82,6 +89,7 @@ class Actions:
         make = self._plans.get(asked["action"])
         if make is None:
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"there is no action {asked['action']!r}")
+        asked.only("action", "group", *PARAMETERS[asked["action"]])
         return await self._reads.ask(lambda admin: make(admin, asked))
 
     def _page(self, plan: Plan, asked: Asked, refusal: Page | None = None, reason: str = "") -> Page:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from seekpoint.admin import (
+    ActionFilter,
     Admin,
     BrokersAway,
     DeadLetterCause,
@@ -45,8 +46,9 @@ class Pages:
         self._site, self._reads = site, reads
         self._brokers_away = 0.0, ""  # until when they are not asked, and why
 
-    async def groups(self, _: Asked) -> Page:
+    async def groups(self, asked: Asked) -> Page:
         """Every group in a line, the worst first."""
+        asked.only()
 
         def read(admin: Admin) -> tuple[list[GroupSummary], list[str], list[ReloadStatus]]:
             found, doubts = self._asked(admin, lambda of: of.groups())
@@ -61,6 +63,7 @@ class Pages:
 
     async def group(self, asked: Asked) -> Page:
         """A group: its partitions, a hundred on a page, workers, what weakens the guarantee, what was lost."""
+        asked.only("group", "page")
         name, number = asked["group"], max(1, asked.whole("page", 1))
 
         def read(admin: Admin) -> dict[str, Any]:
@@ -89,6 +92,7 @@ class Pages:
 
     async def partition(self, asked: Asked) -> Page:
         """A partition: its positions over the last day, its row in the ledger, its history and losses."""
+        asked.only("group", "topic", "partition")
         name, at = asked["group"], Partition(asked["topic"], asked.whole("partition"))
 
         def read(admin: Admin) -> dict[str, Any]:
@@ -113,6 +117,7 @@ class Pages:
 
     async def dead_letters(self, asked: Asked) -> Page:
         """The open dead letters of a group that meet a filter: how many of each failure, and the first hundred."""
+        asked.only("group", *FILTER)
         name, where = asked["group"], where_of(asked)
 
         def read(admin: Admin) -> tuple[Sequence[DeadLetterCause], list[DeadLetter]]:
@@ -133,6 +138,7 @@ class Pages:
 
     async def dead_letter(self, asked: Asked) -> Page:
         """One dead letter, with its record as far as it may be shown."""
+        asked.only("group", "id")
         name, number = asked["group"], asked.whole("id")
         answer = await self._reads.read(
             ("dead letter", name, number), lambda admin: admin.dead_letters(name).get(number)
@@ -143,32 +149,47 @@ class Pages:
 
     async def replay(self, asked: Asked) -> Page:
         """A request for a replay, until a worker has ended it."""
+        asked.only("group", "id")
         name, number = asked["group"], asked.whole("id")
         answer = await self._reads.read(("replay", name, number), lambda admin: admin.replay_request(name, number))
         one = answer.value
         data = self._public(one)
         return _page(answer, "replay", f"Replay {number}", data, is_live=not one.has_ended, group=name, one=one)
 
-    async def reloads(self, _: Asked) -> Page:
+    async def reloads(self, asked: Asked) -> Page:
         """Runs of reloads and batches, the newest first."""
+        asked.only()
         answer = await self._reads.read("reloads", lambda admin: admin.reloads())
         return _page(answer, "reloads", "Reloads", self._public(answer.value), runs=answer.value)
 
     async def history(self, asked: Asked) -> Page:
-        """What was done to a group, or to all: who, when and why."""
-        name = asked.given("group")
+        """What was done to a group, or to all: who, when and why; a page of it, by action and actor."""
+        asked.only("group", "action", "actor", "before")
+        name, narrowed = asked.given("group"), {each: asked.given(each) or None for each in ("action", "actor")}
+        before = asked.whole("before") if "before" in asked.parameters else None
+        only = ActionFilter(**narrowed, before_id=before)
 
         def read(admin: Admin) -> list[tuple[str, Any]]:
             if name is None:
-                return admin.recent_actions(limit=ACTIONS)
-            return [(name, action) for action in admin.history(name, limit=ACTIONS)]
+                return admin.recent_actions(limit=ACTIONS + 1, only=only)
+            return [(name, action) for action in admin.history(name, limit=ACTIONS + 1, only=only)]
 
-        answer = await self._reads.read(("history", name), read)
-        data = [{"group": group, "action": action} for group, action in answer.value]
-        return _page(answer, "history", "History", data, group=name, actions=answer.value)
+        answer = await self._reads.read(("history", name, only), read)
+        actions = answer.value[:ACTIONS]
+        data = [{"group": group, "action": action} for group, action in actions]
+        older = actions[-1][1].id if len(answer.value) > ACTIONS else None
+        shown: dict[str, Any] = {
+            "group": name,
+            "actions": actions,
+            "older": older,
+            "before": before,
+            "narrowed": narrowed,
+        }
+        return _page(answer, "history", "History", data, **shown)
 
-    async def health(self, _: Asked) -> Page:
+    async def health(self, asked: Asked) -> Page:
         """What the doctor finds."""
+        asked.only()
         answer = await self._reads.read(
             "health", lambda admin: admin.doctor(Role.READER), keep=DIAGNOSED, any_revision=True
         )

@@ -61,6 +61,14 @@ class Asked:
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"the parameter {name!r} is missing")
         return found
 
+    def only(self, *names: str) -> None:
+        """Raise HTTPException for a parameter of another name: it would mean more than was asked for."""
+        if unknown := sorted(self.parameters.keys() - set(names)):
+            have = ", ".join(names) or "none"
+            raise HTTPException(
+                HTTPStatus.BAD_REQUEST, f"there is no parameter {unknown[0]!r} here; the parameters are {have}"
+            )
+
     def given(self, name: str) -> str | None:
         """A parameter, or None where it is missing. Raises HTTPException for a NUL, which Postgres has in no text."""
         found = self.parameters.get(name)

@@ -117,14 +117,23 @@ DEAD_LETTERS_FROM = (
 # -- what was done -----------------------------------------------------------------------------------------------
 
 _topics, _partition = array("topics", Text), bindparam("its_partition", type_=Integer)
+_before_id = bindparam("before_id", type_=BigInteger)
+_filter = (
+    or_(bindparam("its_action", type_=Text).is_(None), _action.action == bindparam("its_action", type_=Text)),
+    or_(bindparam("its_actor", type_=Text).is_(None), _action.actor == bindparam("its_actor", type_=Text)),
+    or_(_before_id.is_(None), _action.id < _before_id),  # the next page
+)
 HISTORY = (
     select(admin_action)
     .where(
         _action.consumer_group == GROUP,
         or_(_topics.is_(None), _action.topic == func.any(_topics)),
         or_(_partition.is_(None), _action.partition == _partition),
+        *_filter,
     )
     .order_by(_action.id.desc())
     .limit(bindparam("most", type_=BigInteger))
 )
-RECENT_ACTIONS = select(admin_action).order_by(_action.id.desc()).limit(bindparam("most", type_=BigInteger))
+RECENT_ACTIONS = (
+    select(admin_action).where(*_filter).order_by(_action.id.desc()).limit(bindparam("most", type_=BigInteger))
+)

@@ -110,10 +110,12 @@ class Replayer:
         actor: str,
         *,
         while_paused: bool,
+        is_action: bool = True,
         stopwatch: Stopwatch | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         self._pipeline, self._dead_letters, self._session, self._actor = pipeline, dead_letters, session, actor
+        self._is_action = is_action
         self._ledger, self._while_paused = dead_letters.ledger, while_paused
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping
 
@@ -180,7 +182,7 @@ class Replayer:
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and "
                     f"dead letter {id} stays open"
                 )
-            self._dead_letters.close(tx, dead_letter, State.REPLAYED, self._actor, reason)
+            self._dead_letters.close(tx, dead_letter, State.REPLAYED, self._actor, reason, is_action=self._is_action)
             if keeps_order(self._pipeline, dead_letter):
                 attempt.following = self._dead_letters.first_open_of_key(tx, dead_letter)
             attempt.committing = True

@@ -170,6 +170,7 @@ class RequestedReplays:
                 session,
                 actor,
                 while_paused=False,
+                is_action=False,  # the request is one
                 stopwatch=self._stopwatch,
                 stopping=self._stopping,
             )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from sqlalchemy import text
 
 from kafka.test_odd_records import produce_by_hand
 from seekpoint import Partition
@@ -79,6 +81,36 @@ def test_its_ends_can_be_named(spark: SparkSession, vault: Vault) -> None:
     vault.produce(name, map(str, range(30)), partition=1)
     rows = rows_of(vault, spark, start={(name, 0): 10}, end={Partition(name, 0): 20, Partition(name, 1): 40})
     assert offsets(rows) == [(0, n) for n in range(10, 20)] + [(1, n) for n in range(40)]
+
+
+def test_dead_letters_are_left_out_marked_or_alone(spark: SparkSession, vault: Vault) -> None:
+    """Not those that were replayed, nor another topic id's; also where a task has none of them."""
+    name = vault.topic(2)
+    vault.produce(name, map(str, range(40)), partition=0)
+    vault.produce(name, map(str, range(5)), partition=1)
+    vault.stand(name, {0: 40, 1: 5})
+    states = {3: "dead_lettered", 5: "replayed", 17: "blocked", 30: "skipped", 31: "discarded"}
+    topic_id = vault.id_of(name)
+    with vault.engine.begin() as tx:
+        columns = "consumer_group, topic, topic_id, partition, record_offset, state, cause, error, attempts, version, "
+        columns += "header_names, header_values"
+        for offset, state in [*states.items(), (8, "another topic's")]:
+            its = {"group": vault.group, "topic": name, "at": offset, "id": topic_id, "state": state}
+            if state == "another topic's":
+                its |= {"id": uuid4(), "state": "dead_lettered"}
+            values = ":group, :topic, :id, 0, :at, :state, 'handler', 'e', 1, 1, '{}', '{}'"
+            tx.execute(text(f"INSERT INTO {vault.schema}.dead_letter ({columns}) VALUES ({values})"), its)
+    dead = [(0, offset) for offset in (3, 17, 30, 31)]
+    every = [(0, n) for n in range(40)] + [(1, n) for n in range(5)]
+    assert offsets(rows_of(vault, spark, smallest=4)) == [at for at in every if at not in dead]
+    assert offsets(rows_of(vault, spark, dead_letters="include")) == every
+    assert offsets(rows_of(vault, spark, smallest=4, dead_letters="only")) == dead
+    marked = rows_of(vault, spark, smallest=4, dead_letters="mark")
+    assert offsets(marked) == every
+    assert offsets([row for row in marked if row.dead_letter]) == dead
+    assert {row.value for row in marked if row.dead_letter} == {b"3", b"17", b"30", b"31"}
+    with pytest.raises(ConfigError, match=r"dead_letters must be one of 'leave_out', .*, got 'no'"):
+        frame_of(vault, spark, dead_letters="no")
 
 
 def test_small_tasks_leave_nothing_out_and_read_nothing_twice(spark: SparkSession, vault: Vault) -> None:

@@ -10,9 +10,19 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.export import ArchivedReader, files
@@ -139,11 +149,30 @@ class Source(TaskSource):
         engine = None if archive is None else postgres_engine(resolved(archive)["url"])
         try:
             reader = ArchivedReader(kafka) if engine is None else ArchivedReader.of(kafka, archive["spec"], engine)
-            for range_ in map(range_of, task):
-                yield from record_batches(reader.read(range_), ARROW, ROWS)
+            for carried, offsets in task:
+                for batch in record_batches(reader.read(range_of(carried)), ARROW, ROWS):
+                    yield _with_dead_letters(batch, offsets, plan["dead_letters"])
         finally:
             if engine is not None:
                 engine.dispose()
+
+
+class MarkedSource(Source):
+    """Spark's ``seekpoint-marked``: the same, with a column that tells dead letters apart."""
+
+    format = "seekpoint-marked"
+    columns = StructType([*SCHEMA.fields, *StructType().add("dead_letter", BooleanType(), nullable=False).fields])
+
+
+def _with_dead_letters(batch: pa.RecordBatch, offsets: Sequence[int], what: str) -> pa.RecordBatch:
+    """The batch without its dead letters, with them alone, or with the column ``dead_letter``."""
+    if what == "include":
+        return batch
+    is_dead = pc.is_in(batch.column("offset"), value_set=pa.array(offsets, pa.int64()))
+    if what == "mark":
+        schema = ARROW.append(pa.field("dead_letter", pa.bool_(), nullable=False))
+        return pa.RecordBatch.from_arrays([*batch.columns, is_dead], schema=schema)
+    return batch.filter(is_dead if what == "only" else pc.invert(is_dead))
 
 
 class ExportSource(MessageSource):

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, required
 from seekpoint.jobs.export.export import applied
+from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.settings import carried_range, portable, require_no_secret, resolved
 from seekpoint.kafka.ranges import SMALLEST, Range, check_ranges, split_ranges
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.sql.reload_run import LETTERS
 from seekpoint.records import Partition
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Offsets = Mapping[Partition, int] | Mapping[tuple[str, int], int]
+DeadLetters = Literal["leave_out", "include", "mark", "only"]
 
 
 def read(
@@ -35,8 +40,14 @@ def read(
     start: Offsets | None = None,
     end: Offsets | None = None,
     smallest: int = SMALLEST,
+    dead_letters: DeadLetters = "leave_out",
 ) -> DataFrame:
     """The records that a group has applied, as a DataFrame: exactly those, though its workers continue.
+
+    Records between the ends that are dead letters now (also blocked, skipped or discarded ones) were not applied, and
+    are left out. ``dead_letters="include"`` gives them, too, ``"mark"`` with a column ``dead_letter`` (boolean) that
+    tells them apart, and ``"only"`` them alone. One that was replayed was applied. Ranges that an operator skipped by a
+    reset are no dead letters: leave them out by ``start`` and ``end``.
 
     Columns: ``topic`` string, ``partition`` int, ``offset`` bigint, ``timestamp`` timestamp, ``key`` and ``value``
     binary, ``headers`` array of (``key`` string, ``value`` binary), null where the client cannot read them.
@@ -51,9 +62,21 @@ def read(
     carried = portable(kafka)
     require_no_secret(spark, None, carried)
     require_this_python(spark)
+    if dead_letters not in get_args(DeadLetters):
+        known = ", ".join(map(repr, get_args(DeadLetters)))
+        raise ConfigError(f"dead_letters must be one of {known}, got {dead_letters!r}")
     ranges = stored_ranges(ledger, group, topics, start=start, end=end)
     check_ranges(resolved(carried), ranges)
-    return frame_of(spark, carried, ranges, smallest=smallest)
+    if dead_letters == "include":
+        return frame_of(spark, carried, ranges, smallest=smallest)
+    offsets = _dead_letters(_ledger(ledger, group), ranges)
+    if dead_letters == "only":  # from the first to the last of each partition
+        ranges = [
+            replace(range_, start=found[0], end=found[-1] + 1)
+            for range_ in ranges
+            if (found := offsets.get(range_.partition))
+        ]
+    return frame_of(spark, carried, ranges, smallest=smallest, dead_letters=(dead_letters, offsets))
 
 
 def frame_of(
@@ -63,15 +86,43 @@ def frame_of(
     *,
     smallest: int = SMALLEST,
     archive: Mapping[str, Any] | None = None,
+    dead_letters: tuple[DeadLetters, Mapping[Partition, Sequence[int]]] = ("include", {}),
 ) -> DataFrame:
     """The records of these ranges, as :func:`read` gives them. ``carried`` is what :func:`portable` made of ``kafka=``.
 
     ``archive``: the archive's spec and the ledger's ``url``, portable as well, where the log has lost some of it.
+    ``dead_letters``: what is done with them, and their offsets, ascending.
     """
-    tasks = [[carried_range(range_) for range_ in task] for task in split_ranges(ranges, smallest=smallest)]
+    what, offsets = dead_letters
+
+    def task(range_: Range) -> list[Any]:
+        its = offsets.get(range_.partition, ())
+        return [carried_range(range_), list(its[bisect_left(its, range_.start) : bisect_left(its, range_.end)])]
+
+    tasks = [[task(range_) for range_ in each] for each in split_ranges(ranges, smallest=smallest)]
     with required("Spark needs pyspark", "spark"):
-        from seekpoint.jobs.spark.data_sources import Source  # noqa: PLC0415 -- pyspark, which planning does without
-    return Source.frame(spark, {"kafka": carried, "tasks": tasks, "archive": archive})
+        # pyspark, which planning does without
+        from seekpoint.jobs.spark.data_sources import MarkedSource, Source  # noqa: PLC0415
+    source = MarkedSource if what == "mark" else Source
+    return source.frame(spark, {"kafka": carried, "tasks": tasks, "archive": archive, "dead_letters": what})
+
+
+def _dead_letters(ledger: Ledger, ranges: Sequence[Range]) -> dict[Partition, list[int]]:
+    """The offsets of the records in these ranges that are dead letters now, by partition, ascending."""
+    with transaction(ledger.engine, ledger.schema) as tx:
+        rows = tx.execute(
+            LETTERS,
+            group=ledger.group,
+            within_topic=[range_.partition.topic for range_ in ranges],
+            within_partition=[range_.partition.number for range_ in ranges],
+            within_topic_id=[range_.topic_id for range_ in ranges],
+            within_from_offset=[range_.start for range_ in ranges],
+            within_to_offset=[range_.end for range_ in ranges],
+        ).all()
+    offsets: dict[Partition, list[int]] = {}
+    for row in sorted(rows):
+        offsets.setdefault(Partition(row.topic, row.partition), []).append(row.record_offset)
+    return offsets
 
 
 def stored_ranges(
@@ -86,10 +137,7 @@ def stored_ranges(
 
     Raises ConfigError for a group, a topic or a partition that the ledger does not have.
     """
-    own = ledger if isinstance(ledger, Ledger) else Ledger(ledger, group)
-    if own.group != group:
-        own = Ledger(own.engine, group, schema=own.schema)
-    mine = applied(own, topics)
+    mine = applied(_ledger(ledger, group), topics)
     starts, ends = (_offsets(given, {at.partition for at in mine}, group) for given in (start, end))
     return [
         Range(
@@ -100,6 +148,12 @@ def stored_ranges(
         )
         for at in mine
     ]
+
+
+def _ledger(given: Ledger | Engine | URL | str, group: str) -> Ledger:
+    """The ledger of this group."""
+    ledger = given if isinstance(given, Ledger) else Ledger(given, group)
+    return ledger if ledger.group == group else Ledger(ledger.engine, group, schema=ledger.schema)
 
 
 def _offsets(given: Offsets | None, known: Collection[Partition], group: str) -> dict[Partition, int]:

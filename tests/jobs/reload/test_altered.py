@@ -14,6 +14,8 @@ ALTERED = [
     "ALTER TABLE {schema}.orders ALTER COLUMN note SET DEFAULT 'some'",
     "ALTER TABLE {schema}.orders ALTER COLUMN note DROP DEFAULT",
     "ALTER TABLE {schema}.orders ALTER COLUMN note TYPE varchar(50)",
+    'ALTER TABLE {schema}.orders ALTER COLUMN note TYPE text COLLATE "C"',
+    "ALTER TABLE {schema}.orders ALTER COLUMN note SET STORAGE EXTERNAL",
     "ALTER TABLE {schema}.orders ALTER COLUMN at DROP NOT NULL",
     "ALTER TABLE {schema}.orders RENAME COLUMN note TO told",
     "ALTER TABLE {schema}.orders ADD CHECK (at >= 0) NOT VALID",

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from seekpoint.errors import ReloadRefused
+from seekpoint.errors import BatchRefused, ReloadRefused
 from seekpoint.jobs.reload import Reload
+from support.batch_process import batch, paused
 from support.before_cutover import reloaded, started
 from support.reload_orders import Shop, doubled, of
 
@@ -83,6 +84,23 @@ def as_role(shop: Shop) -> Iterator[Callable[..., Reload]]:
     engine.dispose()
     shop.execute(f"DROP OWNED BY {role}")
     shop.execute(f"DROP ROLE {role}")
+
+
+def test_a_role_that_cannot_create_a_schema_is_refused_at_the_opening(full: Shop, as_role: Callable[..., Any]) -> None:
+    """By a reload, a verify and a batch: with what to grant, and before a run is on record or a group paused."""
+    role = f"{full.schema}_limited"
+    with full.engine.begin() as tx:
+        database = tx.execute(text("SELECT quote_ident(current_database())")).scalar()
+        tx.execute(text(f"REVOKE CREATE ON DATABASE {database} FROM {role}"))
+    said = rf"role {role} may not create the schema .*: GRANT CREATE ON DATABASE {database} TO {role} "
+    for begin in (as_role(2).open, as_role(1).verify):
+        with pytest.raises(ReloadRefused, match=said):
+            begin()
+    full.produce(full.topic, [of(1, 1)], partition=0)
+    with pytest.raises(BatchRefused, match=said):
+        batch(full, engine=as_role(1).engine).run()
+    assert full.reload().runs.list() == []
+    assert paused(full) is None
 
 
 def test_row_security_that_hides_rows_is_refused_at_the_opening(full: Shop, as_role: Callable[..., Any]) -> None:

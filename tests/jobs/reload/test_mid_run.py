@@ -93,6 +93,20 @@ def test_a_recreated_topic_ends_the_run(full: Shop, topic: Callable[..., str], a
     assert {row[1] for row in full.rows() if row[0] < 40} <= set(range(120)), "nothing of it is in the table"
 
 
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_a_recreated_topic_ends_the_run_where_nothing_is_left_to_read(
+    full: Shop, topic: Callable[..., str], strategy: str
+) -> None:
+    """After the last pass, and by an empty topic: no offset of it is asked for."""
+    with diffed(full.reload(), strategy=strategy) as (reload, driver, rounds):
+        delete({"bootstrap.servers": full.brokers}, admin_of(full), full.topic)
+        topic(2, name=full.topic)
+        with pytest.raises(ReloadRefused, match="was deleted or created again: end this run"):
+            reload.cut_over(driver, rounds)
+    assert "was deleted or created again" in failed(reload, driver)
+    assert full.rows() == doubled(FIRST, by=1)
+
+
 def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(full: Shop) -> None:
     """What was given up there has no rows, and the run does not know of it."""
     reload, driver = started(full.reload())

@@ -10,7 +10,7 @@ from sqlalchemy import Row
 
 from seekpoint import remedies
 from seekpoint.errors import BatchRefused, ConfigError, RangeLost
-from seekpoint.jobs.reload.open import insert_run
+from seekpoint.jobs.reload.open import insert_run, of_rights
 from seekpoint.jobs.run import StagedPosition, Tx, let_go, this_driver
 from seekpoint.jobs.tables.dependencies import prefix_of
 from seekpoint.jobs.tables.targets import PipelineSource, targets
@@ -110,7 +110,7 @@ def open_batch(
 ) -> Claims:
     """Take the group, and put the run on record with its ranges; no claims where there is nothing to read.
 
-    Raises as :func:`open_claims` does, and RangeLost.
+    Raises as :func:`open_claims` does, RangeLost, and BatchRefused for a role that cannot create the run's schema.
     """
     found = targets(tx.connection, [source])
     group = GroupConnection(tx.connection, tx.schema, source.group).execute(LOCK_GROUP).one_or_none()
@@ -119,6 +119,8 @@ def open_batch(
     if all(ends[at] == one.next_offset for at, one in claims.items()):
         let_go(tx.connection, tx.schema, run, [source.group], "nothing was new")
         return {}
+    if reasons := of_rights(tx.connection):
+        raise BatchRefused(reasons)
     versions = [source.pipeline.version if group is None else group.version]
     prefix = prefix_of(tx.connection, "seekpoint_batch_")
     insert_run(tx, run, [source], found, versions, strategy="batch", prefix=prefix, actor=actor, reason=reason)

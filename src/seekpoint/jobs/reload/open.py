@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import Archive
@@ -49,7 +49,7 @@ def open_run(
         found = targets(tx.connection, sources)
         known = {row.name: row for row in tx.execute(sql.GROUPS)}
         offsets = tx.execute(sql.OFFSETS, groups=groups).all()
-        reasons = _of_groups(sources, known, offsets)
+        reasons = of_rights(tx.connection) + _of_groups(sources, known, offsets)
         reasons += _of_tables(tx, found, groups, known, strategy)
         if strategy == "merge" and not allow_inheritance:
             reasons += [reason for target in found for reason in of_inheritance(tx.connection, target)]
@@ -80,6 +80,21 @@ def open_run(
         driver = Driver(runs.engine, runs.schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), runs.limits)
         driver.notes = tuple(notes(tx.connection, found)) if strategy == "merge" else ()
         return driver
+
+
+_CREATE = text(
+    "SELECT quote_ident(current_user) AS role, quote_ident(current_database()) AS database "
+    "WHERE NOT has_database_privilege(current_database(), 'CREATE')"
+)
+
+
+def of_rights(connection: Connection) -> list[str]:
+    """Why this role cannot make the schema in which a run stages its rows; empty where it can."""
+    return [
+        f"role {row.role} may not create the schema that each run has for its tables: GRANT CREATE ON DATABASE "
+        f"{row.database} TO {row.role} (`seekpoint db roles --stager {row.role}` prints all that it needs)"
+        for row in connection.execute(_CREATE)
+    ]
 
 
 def insert_run(

@@ -54,10 +54,11 @@ def _unaltered(connection: Connection, staging: Staging, target: Target) -> list
 _SHAPE = text(
     """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated,
-           pg_get_expr(d.adbin, d.adrelid)
+           pg_get_expr(d.adbin, d.adrelid), CAST(NULLIF(a.attcollation, 0) AS regcollation), a.attstorage,
+           a.attcompression
     FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
-    UNION ALL SELECT conname, pg_get_expr(conbin, conrelid), NULL, NULL, NULL FROM pg_constraint
+    UNION ALL SELECT conname, pg_get_expr(conbin, conrelid), NULL, NULL, NULL, NULL, NULL, NULL FROM pg_constraint
     WHERE conrelid = to_regclass(:name) AND contype = 'c'
     ORDER BY 1, 2
     """

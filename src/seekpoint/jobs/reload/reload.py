@@ -220,10 +220,15 @@ class Reload:
             if driver.run.strategy == "merge":
                 warm(driver, passes.targets, lambda done, total: self._progress("warming up", done, total))
             self._progress("cutting over", 0, 0)
-            outcome = cut_over(driver, passes, lambda: self.catch_up(driver, passes), plan)
+            outcome = cut_over(driver, passes, lambda: self._catch_up_before_the_lock(driver, passes), plan)
             read = max(outcome.records, 0)  # -1 where COMMIT had no answer
             self._progress("cutting over", read, read)
             return outcome
+
+    def _catch_up_before_the_lock(self, driver: Driver, passes: CatchUp) -> None:
+        """Catch up; a topic that was created again is noticed here, also where its positions leave nothing to read."""
+        self.catch_up(driver, passes)
+        check_topics(self.kafka, driver)
 
     def _plan(self, driver: Driver, passes: CatchUp) -> Plan:
         """Report what a merge is going to change, and refuse what is not allowed, before any lock is taken."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -276,18 +275,16 @@ BAD: dict[str, tuple[str, Callable[[], Any], str]] = {
     "EXCLUDE": ("text, EXCLUDE USING btree (v WITH =)", lambda: "0", "conflicting key value violates exclusion"),
     "NUL in text": ("text", lambda: "a\0b", "NUL"),
     "NUL in jsonb": ("jsonb", lambda: {"a": "\0"}, "unsupported Unicode escape sequence"),
-    "NaN in jsonb": ("jsonb", lambda: {"a": float("nan")}, "invalid input syntax for type json"),
+    "NaN in jsonb": ("jsonb", lambda: {"a": float("nan")}, "NaN and infinity are no JSON"),
     "a lone surrogate": ("text", lambda: "\ud800", "column 'v': UnicodeEncodeError"),
-    "a datetime in jsonb": ("jsonb", lambda: {"at": datetime(2026, 1, 1, tzinfo=UTC)}, "not JSON serializable"),
-    "JSON that contains itself": ("jsonb", circle, "Circular reference"),
+    "JSON that contains itself": ("jsonb", circle, "RecursionError"),
     "JSON too deep for the server": ("jsonb", lambda: Jsonb("[" * 50_000, dumps=str), "stack depth limit exceeded"),
     "text that is no number": ("int", lambda: "seven", 'invalid input syntax for type integer: "seven"'),
     "an enum's unknown value": ("mood", lambda: "bad", "invalid input value for enum"),
     "year 0": ("timestamptz", lambda: "0000-01-01T00:00:00Z", "date/time field value out of range"),
     "year 300000": ("timestamptz", lambda: "300000-01-01T00:00:00Z", "out of range"),
-    "bytes for jsonb": ("jsonb", lambda: b"5", "column 'v': TypeError: Object of type bytes is not JSON serializable"),
     "a value of no known type": ("text", Strange, "column 'v': ProgrammingError: cannot adapt type 'Strange'"),
-    "a Struct within": ("jsonb", lambda: Order(1), "Object of type Order is not JSON serializable"),
+    "an unknown type in jsonb": ("jsonb", lambda: {"a": Strange()}, "(jsonb): TypeError: Strange has no JSON"),
     "an unset field": ("text", lambda: msgspec.UNSET, "cannot adapt type 'UnsetType'"),
     "text too long for its index": ("text UNIQUE", lambda: "".join(map(chr, range(256, 9000))), "index row"),
     "a trigger's refusal": ("int", lambda: -1, "the trigger refuses -1"),

@@ -507,7 +507,7 @@ ALTERED = {
     "real to float8": ("real", "ALTER TABLE t ALTER note TYPE float8", 0.1, "note = 0.1::float8"),
     "text to jsonb": ("text", "ALTER TABLE t ALTER note TYPE jsonb USING to_jsonb(note)", "5", "note = '\"5\"'::jsonb"),
     "int to text": ("int", "ALTER TABLE t ALTER note TYPE text", 7, "note = '7'"),
-    "wider": ("numeric(6,1)", "ALTER TABLE t ALTER note TYPE numeric(6,3)", 1.125, "note = 1.125"),
+    "wider": ("numeric(6,1)", "ALTER TABLE t ALTER note TYPE numeric(6,3)", 1.5, "note::text = '1.500'"),
     "another column": ("text", "ALTER TABLE t ADD more int DEFAULT 4", "x", "note = 'x' AND more = 4"),
     # The type's oid stays; a value is read otherwise.
     "interval": ("interval", "ALTER TABLE t ALTER note TYPE interval hour", "10", "note = '10 hours'"),

@@ -277,7 +277,7 @@ def test_a_tombstone_deletes_what_its_key_was_rounded_to(
 ) -> None:
     ground.sql("CREATE DOMAIN short AS varchar(3)")
     kind = f'"{ground.schema}".{kind}' if kind == "short" else kind
-    sink = upsert(ground, f"id {kind} PRIMARY KEY, v text", columns=None if alone else ["id", "v"])
+    sink = upsert(ground, f"id {kind} PRIMARY KEY, v text", columns=None if alone else ["id", "v"], round=True)
     ground.sql(f"INSERT INTO t VALUES ('{stored}', 'old')")
     write(ground, sink, record(None, key=given))
     assert ground.rows("v") == []

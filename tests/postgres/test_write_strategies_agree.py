@@ -22,7 +22,7 @@ from seekpoint.postgres.session import CommitRefused, Session
 from seekpoint.records import Partition
 from seekpoint.sinks import Upsert
 from seekpoint.sinks.arrow import AppendArrow
-from seekpoint.sinks.copy import Unwritable
+from seekpoint.sinks.encoders import Unwritable
 from seekpoint.testing import kit, raw, record
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.open_batch import Buffer

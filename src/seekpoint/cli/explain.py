@@ -117,7 +117,7 @@ def _newest(sink: Upsert) -> str:
 def _check(pipeline: Pipeline, sink: Append | AppendArrow | Upsert, engine: Engine) -> Any:
     """What a worker asks when it starts: raises ConfigError where a table, column or right is missing."""
     with engine.connect() as look:  # its transaction is rolled back at the end
-        return sink.check(look, pipeline.kinds(sink))
+        return sink.check(look, pipeline.codecs_of(sink))
 
 
 def _lines(declared: dict[str, Any]) -> list[str]:

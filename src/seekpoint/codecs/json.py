@@ -3,19 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal, TypeVar, overload
+from math import isinf
+from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 import msgspec
 
+_TEXT = 17  # characters: fewer are at most 15 digits and the point, and those a float has
+
 T = TypeVar("T")
 V_co = TypeVar("V_co", covariant=True)
+
+
+class JsonFloat(float):
+    """A float that keeps the digits of the JSON number it was decoded from: ``text``.
+
+    Sinks write the digits; everything else sees a float. It is made where no type says what a number is, and only for
+    numbers whose digits a float does not have: ``20.50``, ``0.1234567890123456789``.
+    """
+
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        """The float of a JSON number. Raises ValueError for one that no float holds."""
+        number = super().__new__(cls, text)
+        if isinf(number):
+            raise ValueError("Number out of range")
+        number.text = text
+        return number
+
+    def __reduce__(self) -> tuple[type[JsonFloat], tuple[str]]:
+        return type(self), (self.text,)
+
+
+def _number(text: str) -> float:
+    """A plain float where that has the same digits."""
+    if len(text) < _TEXT and (text[-1] != "0" or text[-2] == ".") and "e" not in text and "E" not in text:
+        return float(text)
+    return JsonFloat(text)
 
 
 class Json(Generic[V_co]):
     """Decode JSON into ``type``: a msgspec Struct, dataclass, TypedDict or builtin type; without one, into dicts.
 
     Raises ``msgspec.ValidationError`` (a record's fault) where the bytes do not fit the type. With
-    ``tombstones=True`` a null value decodes to None.
+    ``tombstones=True`` a null value decodes to None. A fraction that no type describes is a float that keeps its digits
+    for the sinks (:class:`JsonFloat`); a field of type ``Decimal`` has them all.
     """
 
     @overload
@@ -28,7 +60,7 @@ class Json(Generic[V_co]):
         self.type = type
         self.tombstones = tombstones
         self.plain: Callable[[bytes], V_co] = msgspec.json.Decoder(
-            type
+            type, float_hook=_number
         ).decode  # the same as a call, without Python's own
 
     def __call__(self, data: bytes) -> V_co:

@@ -260,7 +260,7 @@ class Pipeline(Generic[V, K]):
         """
         for sink in self.sinks:
             if isinstance(sink, CheckedSink):
-                sink.check(tx, self.kinds(sink))
+                sink.check(tx, self.codecs_of(sink))
         self.check_writes(tx)
 
     def check_writes(self, tx: Connection) -> None:
@@ -274,9 +274,9 @@ class Pipeline(Generic[V, K]):
                     "name (with its schema, where the search_path does not have it)"
                 )
 
-    def kinds(self, sink: Sink) -> list[Any]:
-        """The types that the codecs of this sink's topics decode into; None for a codec that does not say so."""
-        return [getattr(codec, "type", None) for topic, codec in self.codecs.items() if sink.takes(topic)]
+    def codecs_of(self, sink: Sink) -> list[Codec]:
+        """The codecs of this sink's topics."""
+        return [codec for topic, codec in self.codecs.items() if sink.takes(topic)]
 
     def only_by_value(self) -> ValueSink | None:
         """The only sink, where there is no handler, it takes every topic, and keys need no decoding; else None."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from sqlalchemy import Connection
 from typing_extensions import TypeVar
 
+from seekpoint.codecs import Codec
 from seekpoint.pipeline.batch import Batch
 from seekpoint.records import Record
 
@@ -59,10 +60,10 @@ class ValueSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
 class CheckedSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
     """A sink whose table can be checked before the first record."""
 
-    def check(self, tx: Connection, kinds: Collection[Any]) -> object:
+    def check(self, tx: Connection, codecs: Collection[Codec]) -> object:
         """Raises ConfigError where the table, a column or a right is missing. Writes nothing.
 
-        ``kinds`` are the types that the codecs of the sink's topics decode into, as far as they say so.
+        ``codecs`` decode the values of the sink's topics; their ``type`` is what they decode into, where they have one.
         """
 
 

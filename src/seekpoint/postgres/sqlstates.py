@@ -89,13 +89,29 @@ def may_be_one_records(sqlstate: str | None) -> bool:
     return sqlstate is not None and (sqlstate[:2] == "40" or sqlstate in _ONE_RECORDS)
 
 
+_INPUT_CLASSES = frozenset({"42", "XX"})
+# The context that the server gives first while it reads a value: "COPY t, line 1, column c: ..", "unnamed portal
+# parameter $1 = .."; whatever its language, numbers and names are where they are.
+_READING = re.compile(r"COPY [^\n]*\d, \S|[^\n\"]*\$\d+ = ")
+
+
+def may_be_of_input(code: str | None) -> bool:
+    """Whether types' inputs raise it for a text that they cannot read, and the server for statements that are wrong."""
+    return code is not None and code[:2] in _INPUT_CLASSES
+
+
 def fault_of_error(error: Error) -> Fault:
     """Classify an error of the driver. A row that a row security policy refuses is a data error.
 
     It has the SQLSTATE of a missing privilege, and a message in the server's language; but the server names the
     function that raised it, which checks rows. Privileges are checked elsewhere.
+
+    A value that its type cannot read is a data error, too, whatever SQLSTATE the type's input raises: those of tsquery,
+    jsonpath and ltree raise syntax errors, that of regclass an undefined table.
     """
     code = error.diag.sqlstate or error.sqlstate
+    if may_be_of_input(code) and _READING.match(error.diag.context or ""):
+        code = INVALID_TEXT_REPRESENTATION
     if code == INSUFFICIENT_PRIVILEGE and error.diag.source_function == _CHECKS_ROWS:
         return Fault.DATA
     return fault(code)

@@ -21,8 +21,10 @@ class Append(TableSink[V_contra, K_contra]):
     some of the pipeline's topics. ``provenance`` names the columns that take the record's topic, partition and
     offset: three names, or a mapping of those that are wanted.
 
-    A value for a json or jsonb column is dumped as JSON: a str is a JSON string, a list a JSON array. Text that is JSON
-    already is given as ``psycopg.types.json.Jsonb(text, dumps=str)``. For any other column a list is a Postgres array.
+    A column's type says how a value is written; a value that it would change silently is refused. ``round=True`` allows
+    fraction digits to be rounded, ``timezone`` is the zone to which times with a zone are converted for columns that
+    have none. A value for a json or jsonb column becomes JSON: a str is a string, a list an array; what is JSON
+    already is given as ``msgspec.Raw``. For any other column a list is a Postgres array.
 
     A mapping that lacks a column makes its record a poison record; keys beyond ``columns`` are ignored. The
     database's own defaults fill the columns that are not named.
@@ -34,5 +36,8 @@ class Append(TableSink[V_contra, K_contra]):
         from seekpoint.sinks.small_append import open_few  # noqa: PLC0415 -- a declaration needs no database driver
         from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
 
-        with rerun_if_changed(tx, self.path), open_few(tx, self.path, lambda: self.written) as writer:
+        with (
+            rerun_if_changed(tx, self.path),
+            open_few(tx, self.path, lambda: self.written, self.conversions) as writer,
+        ):
             yield writer

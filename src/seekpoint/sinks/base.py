@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import tzinfo
 from operator import attrgetter, itemgetter
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import msgspec
 from sqlalchemy import Connection
 
+from seekpoint.codecs import Codec
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import K_contra, Row, V_contra
 from seekpoint.records import AnyRecord, Record
+from seekpoint.sinks.conversions import conversions
+from seekpoint.sinks.declared_types import check_fields
+from seekpoint.sinks.names import require_whole_names
+
+if TYPE_CHECKING:
+    from seekpoint.sinks.column_type import ColumnTypes
 
 ORIGINS = ("topic", "partition", "offset")  # of a record, as ``provenance=`` names them
 
@@ -30,11 +38,14 @@ class TableSink(Generic[V_contra, K_contra]):
         rows: Callable[[Record[V_contra, K_contra]], Iterable[Any]] | None = None,
         topics: Collection[str] | None = None,
         provenance: Mapping[str, str] | Sequence[str] | None = None,
+        round: bool = False,  # noqa: A002
+        timezone: str | tzinfo | None = None,
     ) -> None:
         me = f"{type(self).__name__}({table!r})"
         self.path = tuple(table.split(".")) if isinstance(table, str) else tuple(table)
         if not 1 <= len(self.path) <= 2 or not all(self.path):
             raise ConfigError(f"{me}: name it 'table' or 'schema.table', or give a tuple of the parts")
+        require_whole_names(me, self.path)
         if row is not None and rows is not None:
             raise ConfigError(f"{me}: give row= or rows=, not both")
         if isinstance(columns, str) or (columns is not None and not columns):
@@ -43,6 +54,7 @@ class TableSink(Generic[V_contra, K_contra]):
             raise ConfigError(f"{me}: columns= names one twice: {', '.join(columns)}")
         self.columns = None if columns is None else tuple(columns)
         self.provenance = provenance_columns(f"{me}: ", provenance, ORIGINS)
+        self.conversions = conversions(me, round=round, timezone=timezone)
         self._named_by: type | None = None  # whose fields the columns are, where columns= does not name them
         self._row, self._rows = row, rows
         self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
@@ -64,17 +76,27 @@ class TableSink(Generic[V_contra, K_contra]):
         """Every column it writes, in the order of its rows; None while the first row of Structs is to come."""
         return None if self.columns is None else (*self.columns, *self.provenance.values())
 
-    def check(self, tx: Connection, kinds: Collection[Any] = ()) -> str:
+    def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> str:
         """By which statement its rows go to the table: ``"copy"`` or ``"insert"``.
 
-        Raises ConfigError where the table, a column or a right is missing.
+        Raises ConfigError where the table, a column or a right is missing, or a column cannot hold a field as it is.
         """
         from seekpoint.sinks.check import check_append  # noqa: PLC0415 -- a declaration needs no database driver
 
-        return check_append(tx, repr(self), self.path, self.expected(kinds))
+        columns = self.expected(codecs)
+        require_whole_names(repr(self), columns or ())
+        how, types = check_append(tx, repr(self), self.path, columns)
+        self.check_fields(codecs, types)
+        return how
 
-    def expected(self, kinds: Collection[Any]) -> tuple[str, ...] | None:
-        """The columns, as far as they are known before the first row: of values of these types, all of one."""
+    def check_fields(self, codecs: Collection[Codec], types: ColumnTypes) -> None:
+        """Raise ConfigError for a field of the values that the table's column cannot hold as it is."""
+        if self._row is None and self._rows is None:
+            check_fields(repr(self), codecs, self.columns, types, self.conversions)
+
+    def expected(self, codecs: Collection[Codec]) -> tuple[str, ...] | None:
+        """The columns, as far as they are known before the first row: of values of one type, made by these codecs."""
+        kinds = [getattr(codec, "type", None) for codec in codecs]
         kind = next(iter(kinds), None)
         if self.written is not None or self._row is not None or self._rows is not None:
             return self.written
@@ -127,6 +149,7 @@ class TableSink(Generic[V_contra, K_contra]):
                 f"{self!r}: {', '.join(twice)} would be written twice, from the row and as provenance; name the row's "
                 "own columns with columns=[...], or rename the other"
             )
+        require_whole_names(repr(self), (*columns, *self.provenance.values()))
         self.columns = columns
 
     def _several(self, made: Any) -> Iterable[Any]:

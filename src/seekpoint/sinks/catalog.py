@@ -12,10 +12,12 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ConfigError
-from seekpoint.sinks.column_types import BASE, Depths, has_fields, json_depth
+from seekpoint.sinks.column_type import ColumnType, ColumnTypes
+from seekpoint.sinks.column_types import BASE, COLUMN_TYPE, ITEM, has_fields
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Column, Target
 
+_COLUMN_TYPE = ("named", "base", "typmod", "dimensions", "item", "category", "item_kind", "labels")
 LINE, DELETED = "seekpoint line", "seekpoint deleted"  # the stage's own columns
 
 # The unique indexes on exactly the columns :key of t, of which ON CONFLICT chooses. ``nulls_alike``: one of them
@@ -50,11 +52,12 @@ FULL_TYPE = "concat_ws(' ', a.atttypid, a.atttypmod, a.attcollation)"
 _SURVEY = text(
     f"""
     SELECT a.attname, a.attnum, {FULL_TYPE} AS full_type, format_type(base.oid, -1) AS type,
-           CAST(base.oid AS bigint) AS base, base.typmod, base.typtype, a.attndims,
+           base.typtype, {COLUMN_TYPE},
            coalesce(c.collisdeterministic, true) AS deterministic, operators.*, a.attidentity = 'a' AS drawn,
            coalesce(s.atttypid = a.atttypid AND s.atttypmod = a.atttypmod, false) AS staged, whole.*
     FROM pg_attribute a
     {BASE}
+    {ITEM}
     CROSS JOIN LATERAL (
         SELECT min(o.named) FILTER (WHERE o.strategy = 3) AS equal,
                min(o.named) FILTER (WHERE o.strategy = 4) AS not_less
@@ -97,7 +100,7 @@ class Layout:
     overriding: bool  # a column is GENERATED ALWAYS AS IDENTITY: COPY takes its values, INSERT only by OVERRIDING
     direct: bool  # COPY goes into it, and a key that is there is a violation
     casts: bool  # a cast from text reads every value as COPY does
-    json: Depths
+    written: ColumnTypes  # how values are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ def survey(tx: Connection, target: Target) -> tuple[Layout, Stage]:
         any(row.drawn for row in found),
         plain and not whole.secured,
         not any(has_fields(row.base, row.typmod) for row in found),
-        {row.attname: depth for row in found if (depth := json_depth(row.base, row.attndims)) is not None},
+        {row.attname: ColumnType(*(getattr(row, name) for name in _COLUMN_TYPE)) for row in found},
     )
     pooled = whole.pid != driver.info.backend_pid
     fits = whole.stage_exists and all(row.staged for row in found)

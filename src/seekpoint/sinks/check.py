@@ -27,6 +27,8 @@ from seekpoint.postgres.sqlstates import (
     driver_error,
 )
 from seekpoint.sinks.catalog import quoted
+from seekpoint.sinks.column_type import ColumnTypes
+from seekpoint.sinks.column_types import types_seen
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.target_table import recalled, rerun_if_changed
 
@@ -42,8 +44,10 @@ _REMEDIES = {
 }
 
 
-def check_append(tx: Connection, sink: str, path: Sequence[str], columns: Sequence[str] | None) -> str:
-    """Whether rows can be appended, and by which statement; ``columns`` are None where they are not known yet.
+def check_append(
+    tx: Connection, sink: str, path: Sequence[str], columns: Sequence[str] | None
+) -> tuple[str, ColumnTypes]:
+    """By which statement rows can be appended, and the table's types; ``columns`` are None while they are not known.
 
     Raises ConfigError where the table, a column or a right is missing.
     """
@@ -60,7 +64,8 @@ def check_append(tx: Connection, sink: str, path: Sequence[str], columns: Sequen
             given_names = f" ({', '.join(map(quoted, columns))})" if columns else ""
             with psycopg.Cursor(driver_of(tx)).copy(f"COPY {quoted(*path)}{given_names} FROM STDIN"):
                 pass
-    return "insert" if found.is_secured else "copy"
+        types = types_seen(driver_of(tx), path)
+    return "insert" if found.is_secured else "copy", types
 
 
 def plan(tx: Connection, statement: sql.Composed, parameters: Sequence[Any] | None = None) -> None:

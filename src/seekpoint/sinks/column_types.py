@@ -1,4 +1,4 @@
-"""The types of a table's columns, for what is written differently by type: JSON, and what a cast reads otherwise."""
+"""The types of a table's columns: they decide how a value is written, and what a cast reads otherwise."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
+
+from seekpoint.sinks.column_type import ColumnType, ColumnTypes
 
 # Of the column a its base type, which is another one for a domain, with the modifier that counts.
 BASE = """
@@ -24,13 +26,27 @@ BASE = """
         SELECT * FROM known WHERE typtype <> 'd'
     ) base
 """
+# Of base: what its values are, or of an array its items.
+ITEM = """
+    CROSS JOIN LATERAL (
+        SELECT CAST(y.oid AS bigint) AS item, y.oid <> base.oid AS is_array, CAST(y.typcategory AS text) AS category,
+               CAST(y.typtype AS text) AS item_kind,
+               (SELECT array_agg(CAST(l.enumlabel AS text) ORDER BY l.enumsortorder)
+                FROM pg_enum l WHERE l.enumtypid = y.oid) AS labels
+        FROM pg_type w LEFT JOIN pg_type i ON w.typcategory = 'A' AND i.oid = w.typelem
+        JOIN pg_type y ON y.oid = coalesce(nullif(i.typbasetype, 0), i.oid, w.oid)
+        WHERE w.oid = base.oid
+    ) items
+"""
 # Of the table c: whether INSERT and COPY do alike. No rule, no row security (COPY refuses it), and no view.
 PLAIN = "c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active(c.oid)"
 # Of the column a, how it is declared: ``interval`` and ``interval hour`` have the same type, and read '10' otherwise.
 _DECLARED = "CAST(a.atttypid AS text) || ' ' || a.atttypmod || ' ' || a.attndims"
+COLUMN_TYPE = """format_type(a.atttypid, a.atttypmod) AS named, CAST(base.oid AS bigint) AS base, base.typmod,
+    CASE WHEN is_array THEN greatest(a.attndims, 1) ELSE 0 END AS dimensions, item, category, item_kind, labels"""
 _COLUMNS = sql.SQL(
-    f"SELECT a.attname, {_DECLARED}, CAST(base.oid AS bigint), base.typmod, a.attndims "  # noqa: S608
-    f"FROM pg_attribute a {BASE} WHERE a.attrelid = to_regclass({{}}) AND a.attnum > 0 AND NOT a.attisdropped"
+    f"SELECT a.attname, {_DECLARED} AS declared, {COLUMN_TYPE} "  # noqa: S608
+    f"FROM pg_attribute a {BASE} {ITEM} WHERE a.attrelid = to_regclass({{}}) AND a.attnum > 0 AND NOT a.attisdropped"
 )
 _LOCKABLE = (
     "SELECT relkind IN ('r', 'p') AND has_table_privilege(oid, 'INSERT') FROM pg_class WHERE oid = to_regclass(%s)"
@@ -43,16 +59,13 @@ SAME_TYPES = f"""
     WHERE c.oid = to_regclass(%s) AND a.attname = ANY(%s) AND a.attnum > 0
 """  # noqa: S608
 
-Depths = Mapping[str, int]  # of the columns of JSON: 0, or of an array of JSON its dimensions
-
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """Of a table's columns. ``declared`` is how each is declared, ``bases`` the oids of the base types."""
+    """Of a table's columns. ``declared`` is how each is declared: another one as soon as the column is altered."""
 
     declared: Mapping[str, str]
-    bases: Mapping[str, int]
-    json: Depths
+    columns: ColumnTypes
     casts: bool  # whether a cast from text reads every value as COPY does
 
 
@@ -77,6 +90,13 @@ def types_now(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
     types = _types(cursor.fetchall())
     known[name] = lockable, types
     return types
+
+
+def types_seen(driver: psycopg.Connection[Any], path: Sequence[str]) -> ColumnTypes:
+    """The types of the columns, without a lock: a check before the first record."""
+    quoted = sql.Identifier(*path).as_string(None)
+    cursor = driver.cursor(row_factory=tuple_row)
+    return _types(cursor.execute(_COLUMNS.format(sql.Literal(quoted)), prepare=False).fetchall()).columns
 
 
 def types_locked(driver: psycopg.Connection[Any], path: Sequence[str], locked: dict[Any, Any] | None) -> Types:
@@ -108,18 +128,12 @@ def types_recalled(driver: psycopg.Connection[Any], path: Sequence[str]) -> Type
 
 
 def _types(found: Sequence[tuple[Any, ...]]) -> Types:
-    depths = {name: json_depth(base, dimensions) for name, _, base, _, dimensions in found}
+    columns = {name: ColumnType(*rest) for name, _, *rest in found}
     return Types(
         {name: declared for name, declared, *_ in found},
-        {name: base for name, _, base, *_ in found},
-        {name: depth for name, depth in depths.items() if depth is not None},
-        not any(has_fields(base, typmod) for _, _, base, typmod, _ in found),
+        columns,
+        not any(has_fields(column.base, column.typmod) for column in columns.values()),
     )
-
-
-def json_depth(oid: int, dimensions: int) -> int | None:
-    """0 for json and jsonb, for arrays of them the dimensions; None for any other type."""
-    return 0 if oid in {114, 3802} else max(dimensions, 1) if oid in {199, 3807} else None
 
 
 def has_fields(oid: int, typmod: int) -> bool:

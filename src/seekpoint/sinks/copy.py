@@ -8,26 +8,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from itertools import chain, repeat
 from operator import length_hint
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 from uuid import UUID
 
 import psycopg
 from psycopg import sql
 from psycopg.abc import AdaptContext, Buffer
-from psycopg.adapt import PyFormat, Transformer
+from psycopg.adapt import Dumper, PyFormat, Transformer
 from psycopg.copy import LibpqWriter
-from psycopg.types.json import JsonDumper
 from sqlalchemy import Connection
 
+from seekpoint.codecs.json import JsonFloat
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault, fault_of_error
-from seekpoint.sinks.column_types import Depths, types_locked
+from seekpoint.sinks.column_type import ColumnTypes
+from seekpoint.sinks.column_types import types_locked
+from seekpoint.sinks.conversions import EXACT, Conversions
+from seekpoint.sinks.encoders import Encoders, Unwritable
 from seekpoint.sinks.insert import Inserts
-from seekpoint.sinks.json_values import JsonValues
+from seekpoint.sinks.json_text import json_text
 
 
 def _formatter() -> Callable[..., Any] | None:
@@ -48,10 +52,6 @@ def _formatter() -> Callable[..., Any] | None:
 _format = _formatter()
 
 
-class Unwritable(ValueError):  # noqa: N818 -- its name is read in messages about records
-    """A value that the database driver cannot write; the message begins with its column."""
-
-
 def driver_of(tx: Connection) -> psycopg.Connection[Any]:
     """The psycopg connection below; raises ConfigError if it is another driver's."""
     driver = tx.connection.driver_connection
@@ -61,13 +61,39 @@ def driver_of(tx: Connection) -> psycopg.Connection[Any]:
 
 
 def writing_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
-    """A cursor that writes a nested object to a json or jsonb column."""
+    """A cursor that writes objects, enums and JSON's numbers, whatever column they go to."""
     cursor = driver.cursor()
-    cursor.adapters.register_dumper(dict, JsonDumper)
+    for kind, dumper in ((dict, _ObjectDumper), (JsonFloat, _DigitsDumper), (Enum, _EnumDumper)):
+        cursor.adapters.register_dumper(kind, dumper)
     return cursor
 
 
-# What the connection dumps as our cursor does: that adds a dumper for dict, also for one inside of another value.
+class _ObjectDumper(Dumper):
+    """An object, as JSON."""
+
+    def dump(self, obj: Any) -> Buffer:
+        return json_text(obj, self.connection.info.encoding if self.connection else "utf-8").encode()
+
+
+class _DigitsDumper(Dumper):
+    """A JSON number, with the digits that the record has."""
+
+    def dump(self, obj: Any) -> Buffer:
+        return cast("JsonFloat", obj).text.encode()
+
+
+class _EnumDumper(Dumper):
+    """The member's value: the driver's own dumps its name."""
+
+    def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
+        super().__init__(cls, context)
+        self._values = Transformer.from_context(context)
+
+    def dump(self, obj: Any) -> Buffer | None:
+        return self._values.get_dumper(obj.value, PyFormat.TEXT).dump(obj.value)
+
+
+# What the connection dumps as our cursor does: that adds dumpers, also for values inside of others.
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID})
 
 
@@ -110,19 +136,19 @@ def write_rows(copy: Any, rows: Iterator[Row]) -> None:
 
 
 class Texts:
-    """Values as the text that COPY sends for them: one way of writing a value, whatever the statement.
+    """Values as the text that COPY sends for them: one way of writing a value, whatever the statement."""
 
-    ``depths`` are those of the columns of JSON.
-    """
-
-    def __init__(self, cursor: psycopg.Cursor[Any], columns: Sequence[str], depths: Depths) -> None:
+    def __init__(
+        self, cursor: psycopg.Cursor[Any], columns: Sequence[str], types: ColumnTypes, allowed: Conversions
+    ) -> None:
         self._transformer, self._columns = Transformer.from_context(cursor), columns
-        self._json = JsonValues(cursor, columns, depths)
+        self._encoders = Encoders(columns, types, allowed, cursor.connection)
         self._encoding = cursor.connection.info.encoding
 
     def of(self, row: Row) -> list[str | None]:
         """The row's values. Raises Unwritable."""
-        return [self._text(name, value) for name, value in zip(self._columns, self._json.row(row), strict=True)]
+        (encoded,) = self._encoders.rows([row])
+        return [self._text(name, value) for name, value in zip(self._columns, encoded, strict=True)]
 
     def _text(self, column: str, value: Any) -> str | None:
         if value is None:
@@ -135,7 +161,13 @@ class Texts:
 
 
 def flat_texts(
-    driver: psycopg.Connection[Any], columns: Sequence[str], depths: Depths, rows: Sequence[Row], most: int
+    driver: psycopg.Connection[Any],
+    columns: Sequence[str],
+    types: ColumnTypes,
+    allowed: Conversions,
+    rows: Sequence[Row],
+    *,
+    most: int,
 ) -> Sequence[Buffer | None]:
     """The values of all rows, one after another, as :class:`Texts` writes them; without a cursor where it can.
 
@@ -143,11 +175,8 @@ def flat_texts(
     """
     if {*map(len, rows)} != {len(columns)}:
         raise ValueError("a row of another width")
-    values = list(chain.from_iterable(rows))
-    context: AdaptContext = driver
-    if not (_PLAIN.issuperset(map(type, values)) and depths.keys().isdisjoint(columns)):
-        context = cursor = writing_cursor(driver)
-        values = list(chain.from_iterable(JsonValues(cursor, columns, depths).rows(rows)))
+    values = list(chain.from_iterable(Encoders(columns, types, allowed, driver).rows(rows)))
+    context: AdaptContext = driver if _PLAIN.issuperset(map(type, values)) else writing_cursor(driver)
     texts = Transformer.from_context(context).dump_sequence(values, [PyFormat.TEXT] * len(values))
     if b"\0" in (text := b"".join(filter(None, texts))):
         raise ValueError("NUL: libpq would end the text there")
@@ -164,12 +193,13 @@ class _Copy:
         tx: Connection,
         path: Sequence[str],
         columns: Callable[[], Sequence[str] | None],
-        depths: Depths | None,
+        types: ColumnTypes | None,
+        allowed: Conversions,
         *,
         by_insert: bool,
     ) -> None:
         self._driver, self._path, self._columns, self._by_insert = driver_of(tx), path, columns, by_insert
-        self._depths = depths
+        self._types, self._allowed = types, allowed
         self._locked = tx.savepoints.locked if isinstance(tx, HandlerConnection) else None
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
@@ -179,7 +209,8 @@ class _Copy:
         if not rows:
             return
         copy = self._copy or self._begin()
-        left = iter(self._json.rows(rows))
+        encoded = self._encode(rows)
+        left = iter(encoded)
         try:
             write_rows(copy, left)
         except psycopg.Error as error:
@@ -189,15 +220,26 @@ class _Copy:
             raise
         except MemoryError:  # our shortage, and no row's fault
             raise
-        except Exception as error:  # noqa: BLE001 -- a lone surrogate, a datetime inside of JSON: dumpers raise what they like
+        except Exception as error:  # noqa: BLE001 -- a lone surrogate: dumpers raise what they like
             self._refuse(rows, length_hint(left), error)
         self._line += len(rows)
+
+    def _encode(self, rows: Sequence[Row]) -> Sequence[Row]:
+        try:
+            return self._encoders.rows(rows)
+        except Unwritable:
+            for number, row in enumerate(rows, self._line + 1):
+                try:
+                    self._encoders.rows([row])
+                except Unwritable as error:
+                    raise RowRefused(number, error) from error
+            raise
 
     def _refuse(self, rows: Sequence[Row], left: int, error: Exception) -> NoReturn:
         """The row that was taken last cannot be written; so many come after it."""
         at = len(rows) - left
         try:
-            Texts(self._cursor, self._columns() or (), self._depths or {}).of(rows[at - 1])
+            Texts(self._cursor, self._columns() or (), self._types or {}, self._allowed).of(rows[at - 1])
         except Unwritable as named:
             raise RowRefused(self._line + at, named) from error
         raise RowRefused(self._line + at, error) from error
@@ -206,10 +248,10 @@ class _Copy:
         columns = self._columns()
         if columns is None:
             raise ConfigError(f"COPY {'.'.join(self._path)}: the columns are not known")
-        if self._depths is None:
-            self._depths = types_locked(self._driver, self._path, self._locked).json
+        if self._types is None:
+            self._types = types_locked(self._driver, self._path, self._locked).columns
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
-        self._json = JsonValues(self._cursor, columns, self._depths)
+        self._encoders = Encoders(columns, self._types, self._allowed, self._driver)
         copy = begin_copy(self._cursor, self._path, columns, by_insert=self._by_insert)
         self._copy = self._stack.enter_context(copy)
         return self._copy
@@ -229,17 +271,18 @@ def open_copy(
     tx: Connection,
     path: Sequence[str],
     columns: Callable[[], Sequence[str] | None],
-    depths: Depths | None = None,
+    types: ColumnTypes | None = None,
+    allowed: Conversions = EXACT,
     *,
     by_insert: bool = False,
 ) -> Iterator[_Copy]:
     """COPY into ``path`` until the block is left; leaving it waits for the server's answer.
 
-    ``depths`` are those of the table's columns of JSON; by default the server is asked for them.
+    ``types`` are those of the table's columns; by default the server is asked for them.
     ``by_insert``: by INSERT instead, as the server refuses COPY where row security is active. Raises RowRefused for an
     error of one row, else the driver's error as it is.
     """
-    copy: Any = _Copy(tx, path, columns, depths, by_insert=by_insert)
+    copy: Any = _Copy(tx, path, columns, types, allowed, by_insert=by_insert)
     try:
         with copy._stack:  # noqa: SLF001 -- the block's other half
             yield copy

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row
+from seekpoint.sinks.conversions import EXACT, Conversions
 
 
 class Deleted(tuple[Any, ...]):
@@ -64,6 +65,7 @@ class Target:
     order_by: str | None = None
     offset: str | None = None
     origin: tuple[str, ...] = ()
+    conversions: Conversions = EXACT
 
     @property
     def deletes(self) -> tuple[str, ...]:

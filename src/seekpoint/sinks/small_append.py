@@ -19,7 +19,9 @@ from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.round_trip import Statement, array, numbered
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.column_types import SAME_TYPES, types_recalled, types_then
-from seekpoint.sinks.copy import Texts, Unwritable, driver_of, flat_texts, open_copy, writing_cursor
+from seekpoint.sinks.conversions import EXACT, Conversions
+from seekpoint.sinks.copy import Texts, driver_of, flat_texts, open_copy, writing_cursor
+from seekpoint.sinks.encoders import Unwritable
 from seekpoint.sinks.insert import PARAMETERS, ROWS, insert
 from seekpoint.sinks.target_table import found_before, recalled
 
@@ -55,27 +57,29 @@ class _Few:
 
 
 @contextmanager
-def open_few(tx: Connection, path: Sequence[str], columns: Columns) -> Iterator[Writer]:
+def open_few(tx: Connection, path: Sequence[str], columns: Columns, allowed: Conversions = EXACT) -> Iterator[Writer]:
     """Write to ``path`` until the block is left; as :func:`open_copy` does, or faster where the rows are few."""
     most = MOST_ROWS_PIPELINED if isinstance(tx, HandlerConnection) and tx.deferred.accepts_rows else 0
     with ExitStack() as stack:
-        few = _Few(most, lambda: stack.enter_context(_open(tx, path, columns)))
+        few = _Few(most, lambda: stack.enter_context(_open(tx, path, columns, allowed)))
         yield few
-        if few.rows and not (recalled(tx, path).is_plain and _sent(tx, path, columns, few.rows)):
+        if few.rows and not (recalled(tx, path).is_plain and _sent(tx, path, columns, allowed, few.rows)):
             few.hand_over()
 
 
-def _open(tx: Connection, path: Sequence[str], columns: Columns) -> AbstractContextManager[Writer]:
-    return open_copy(tx, path, columns, by_insert=recalled(tx, path).is_secured)
+def _open(
+    tx: Connection, path: Sequence[str], columns: Columns, allowed: Conversions
+) -> AbstractContextManager[Writer]:
+    return open_copy(tx, path, columns, allowed=allowed, by_insert=recalled(tx, path).is_secured)
 
 
-def _sent(tx: Connection, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -> bool:
+def _sent(tx: Connection, path: Sequence[str], columns: Columns, allowed: Conversions, rows: Sequence[Row]) -> bool:
     """Whether the rows were sent; those with a value that cannot be written are not: COPY names it."""
     names, types = tuple(columns() or ()), types_then(driver_of(tx), path)
     if not types.casts or not types.declared.keys() >= set(names):
         return False
     with writing_cursor(driver_of(tx)) as cursor:
-        texts = Texts(cursor, names, types.json)
+        texts = Texts(cursor, names, types.columns, allowed)
         try:
             written = [texts.of(row) for row in rows]
         except (Unwritable, ValueError):  # also: a row of another width
@@ -104,7 +108,11 @@ def knows_plain_table(tx: HandlerConnection, path: Sequence[str]) -> bool:
 
 
 def insert_of_all(
-    tx: HandlerConnection, path: Sequence[str], columns: Sequence[str] | None, rows: Sequence[Row]
+    tx: HandlerConnection,
+    path: Sequence[str],
+    columns: Sequence[str] | None,
+    rows: Sequence[Row],
+    allowed: Conversions = EXACT,
 ) -> list[Statement] | None:
     """The rows as one INSERT, and a query that raises where the table was altered since this session asked.
 
@@ -119,7 +127,7 @@ def insert_of_all(
     if len(rows) > ROWS or len(rows) * len(columns) > PARAMETERS:
         return None
     try:
-        values = flat_texts(driver, columns, types.json, rows, MOST_BYTES)
+        values = flat_texts(driver, columns, types.columns, allowed, rows, most=MOST_BYTES)
     except Exception:  # noqa: BLE001 -- the dumpers raise what they like; COPY names the row, or streams large ones
         return None
     check = _check(tuple(path), tuple(columns), tuple(types.declared[name] for name in columns), driver.info.encoding)

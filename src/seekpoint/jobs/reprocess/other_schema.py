@@ -47,7 +47,7 @@ def aim(connection: Connection, pipeline: Pipeline, schema: str | None) -> Aimed
         redirect = Redirect(pipeline.group, schema, targets(connection, [source]))
         other.handle = redirect.handler(pipeline.handle)
     for sink in other.sinks:
-        sink.check(connection, other.kinds(sink))  # type: ignore[attr-defined]
+        sink.check(connection, other.codecs_of(sink))  # type: ignore[attr-defined]
     return Aimed(other, redirect)
 
 

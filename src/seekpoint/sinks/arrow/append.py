@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import tzinfo
 from typing import Any
 
 from sqlalchemy import Connection
@@ -13,6 +14,7 @@ from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import K_contra, Row, RowRefused, V_contra, Writer
 from seekpoint.records import Record
 from seekpoint.sinks.base import TableSink
+from seekpoint.sinks.conversions import conversions
 
 
 class AppendArrow(TableSink[V_contra, K_contra]):
@@ -39,8 +41,19 @@ class AppendArrow(TableSink[V_contra, K_contra]):
         topics: Collection[str] | None = None,
         provenance: Mapping[str, str] | Sequence[str] | None = None,
         json: Collection[str] = (),
+        round: bool = False,  # noqa: A002
+        timezone: str | tzinfo | None = None,
     ) -> None:
-        super().__init__(table, columns=columns, row=row, rows=rows, topics=topics, provenance=provenance)
+        super().__init__(
+            table,
+            columns=columns,
+            row=row,
+            rows=rows,
+            topics=topics,
+            provenance=provenance,
+            round=round,
+            timezone=timezone,
+        )
         if isinstance(json, str):
             raise ConfigError(f"{self!r}: json= takes several names: json=[{json!r}]")
         self.json = frozenset(json)
@@ -52,7 +65,10 @@ class AppendArrow(TableSink[V_contra, K_contra]):
         from seekpoint.sinks.arrow.copy import open_copies  # noqa: PLC0415 -- a declaration needs no database driver
         from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
 
-        with rerun_if_changed(tx, self.path), open_copies(tx, self.path, lambda: self.written, self.json) as writer:
+        with (
+            rerun_if_changed(tx, self.path),
+            open_copies(tx, self.path, lambda: self.written, self.json, self.conversions) as writer,
+        ):
             yield writer
 
     def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:
@@ -98,19 +114,21 @@ def copy_into(
     *,
     columns: Sequence[str] | None = None,
     json: Collection[str] = (),
+    round: bool = False,  # noqa: A002
+    timezone: str | tzinfo | None = None,
 ) -> int:
     """Append the rows of an Arrow table to a table of the database, by one COPY; returns how many.
 
     ``rows`` is pyarrow's ``Table`` or ``RecordBatch``, or any library's that speaks Arrow's protocol; ``columns`` are
-    those that are written, all by default. ``table`` and ``json``, and what becomes of lists and structs, are as for
-    :class:`AppendArrow`. For use in a handler, with its ``tx``.
+    those that are written, all by default. ``table``, ``json``, ``round`` and ``timezone``, and what becomes of lists
+    and structs, are as for :class:`AppendArrow`. For use in a handler, with its ``tx``.
 
     Raises Poison for a value that cannot be written, ConfigError for a column that is not there, and the database's own
     errors.
     """
     given = as_table(rows)
     from seekpoint.sinks.arrow.copy import open_copies  # noqa: PLC0415 -- it needs the database driver
-    from seekpoint.sinks.copy import Unwritable  # noqa: PLC0415 -- as above
+    from seekpoint.sinks.encoders import Unwritable  # noqa: PLC0415 -- as above
 
     if columns is not None:
         if missing := [name for name in columns if name not in given.column_names]:
@@ -119,8 +137,9 @@ def copy_into(
     if not given.column_names:
         raise ConfigError("the Arrow table has no columns")
     path = tuple(table.split(".")) if isinstance(table, str) else tuple(table)
+    allowed = conversions(f"copy_into({table!r})", round=round, timezone=timezone)
     try:
-        with open_copies(tx, path, lambda: None, json) as copies:
+        with open_copies(tx, path, lambda: None, json, allowed) as copies:
             copies.send(given)
     except RowRefused as refused:
         if isinstance(refused.cause, Unwritable):

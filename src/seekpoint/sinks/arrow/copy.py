@@ -7,16 +7,22 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 from sqlalchemy import Connection
 
 from seekpoint.codecs.arrow import Whole
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.sinks.arrow.copy_text import column_of, is_json, joined, lines
+from seekpoint.sinks.arrow.exact_types import holds
+from seekpoint.sinks.column_type import JSON
 from seekpoint.sinks.column_types import types_now
-from seekpoint.sinks.copy import Texts, Unwritable, begin_copy, driver_of, refused, writing_cursor
+from seekpoint.sinks.conversions import EXACT, Conversions
+from seekpoint.sinks.copy import Texts, begin_copy, driver_of, refused, writing_cursor
+from seekpoint.sinks.encoders import ColumnEncoder, Unwritable, needs_look
 from seekpoint.sinks.target_table import recalled
 
+AS_JSON = 114  # how a column that json= names is written
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
 
 
@@ -32,8 +38,10 @@ class ArrowCopies:
         path: Sequence[str],
         columns: Callable[[], Sequence[str] | None],
         in_json: Collection[str] = (),
+        allowed: Conversions = EXACT,
     ) -> None:
         self._tx, self._driver, self._path, self._columns, self._json = tx, driver_of(tx), path, columns, in_json
+        self._allowed = allowed
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
         self._into: tuple[str, ...] = ()  # the columns of the COPY that is open
@@ -59,7 +67,7 @@ class ArrowCopies:
         self._lines.append((table.num_rows, 1))
         self._sent += 1
         try:
-            for piece in lines(table, self._of_json):
+            for piece in lines(table, self._by_value):
                 copy.write(piece)
         except Unwritable as error:
             raise RowRefused(self._sent, error) from error
@@ -83,14 +91,21 @@ class ArrowCopies:
         copy.write(joined(texts))
 
     def _column(self, name: str, values: Sequence[Any]) -> Any:
-        base = None if name in self._depths else self._bases.get(name)
-        return column_of(name, values, Texts(self._cursor, (name,), self._depths), base)
+        encoder, column = self._encoders.get(name), self._types.get(name)
+        encoded = values if encoder is None else encoder.values(values)
+        texts = Texts(self._cursor, (name,), {}, self._allowed)
+        return column_of(name, encoded, texts, None if column is None else column.base)
 
-    def _of_json(self, name: str, array: Any) -> Any | None:
-        """A whole table's column as COPY's text, where it goes into JSON; None for any other."""
-        if name not in self._depths or is_json(array):
+    def _by_value(self, name: str, array: Any) -> Any | None:
+        """A whole table's column as COPY's text, where its values decide; None where its type does."""
+        column = self._types.get(name)
+        if column is None or is_json(array) or holds(column, array.type, self._allowed):
             return None
-        return self._column(name, array.to_pylist(maps_as_pydicts="strict"))
+        try:
+            values = array.to_pylist(maps_as_pydicts="strict")
+        except (pa.ArrowException, KeyError, ValueError) as error:  # a map's key twice, nanoseconds
+            raise Unwritable(f"column {name!r}: {type(error).__name__}: {error}") from error
+        return self._column(name, values)
 
     def _which(self, columns: Sequence[str], rows: Sequence[Row], error: Unwritable) -> RowRefused:
         """The first of the rows that cannot be written."""
@@ -108,8 +123,18 @@ class ArrowCopies:
             return self._copy
         self._stack.close()
         self._into, self._lines, self._first = columns, [], self._sent
-        types = types_now(self._driver, self._path)
-        self._bases, self._depths = types.bases, {**dict.fromkeys(self._json, 0), **types.json}
+        types = types_now(self._driver, self._path).columns
+        self._types = {
+            name: column._replace(item=AS_JSON, dimensions=0)
+            if name in self._json and column.item not in JSON
+            else column
+            for name, column in types.items()
+        }
+        self._encoders = {
+            name: ColumnEncoder(name, column, self._allowed, self._driver.adapters, "utf-8")
+            for name, column in self._types.items()
+            if name in columns and needs_look(column, self._allowed)
+        }
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
         by_insert = recalled(self._tx, self._path).is_secured
         copy = begin_copy(self._cursor, self._path, columns, by_insert=by_insert, encoding="UTF8")
@@ -132,12 +157,13 @@ def open_copies(
     path: Sequence[str],
     columns: Callable[[], Sequence[str] | None],
     in_json: Collection[str] = (),
+    allowed: Conversions = EXACT,
 ) -> Iterator[ArrowCopies]:
     """Copies into ``path`` until the block is left; leaving it waits for the server's answer.
 
     Raises RowRefused for an error of one row or table, else the driver's error as it is.
     """
-    copies: Any = ArrowCopies(tx, path, columns, in_json)
+    copies: Any = ArrowCopies(tx, path, columns, in_json, allowed)
     try:
         with copies._stack:  # noqa: SLF001 -- the block's other half
             yield copies

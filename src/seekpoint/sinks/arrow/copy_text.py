@@ -17,7 +17,8 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seekpoint.sinks.copy import Texts, Unwritable
+from seekpoint.sinks.copy import Texts
+from seekpoint.sinks.encoders import Unwritable
 
 PIECE = 8192  # rows that are written at a time: what is made of them stays in the processor's cache
 
@@ -29,15 +30,15 @@ NULL = "\\N"
 Written = Any  # an Arrow array of strings; what pyarrow has for types says no more
 
 
-def lines(table: Any, of_json: Callable[[str, Any], Written | None]) -> Iterator[memoryview]:
+def lines(table: Any, by_value: Callable[[str, Any], Written | None]) -> Iterator[memoryview]:
     """The table's rows as COPY's text, piece by piece. Raises Unwritable, which names the column.
 
-    ``of_json`` writes a column that goes into JSON; it returns None for any other.
+    ``by_value`` writes a column whose values decide what is written; it returns None for any other.
     """
     for piece in table.combine_chunks().to_batches(max_chunksize=PIECE):
         texts = []
         for name, array in zip(table.column_names, piece.columns, strict=True):
-            made = of_json(name, array)
+            made = by_value(name, array)
             texts.append(column(name, array) if made is None else made)
         yield joined(texts)
 
@@ -113,15 +114,16 @@ def is_binary(kind: Any) -> bool:
     return any(one(kind) for one in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary))
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
+    """Whether values are lists."""
     types = pa.types
     several = types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view
     return any(one(kind) for one in several)
 
 
-def _is_object(kind: Any) -> bool:
+def is_object(kind: Any) -> bool:
     """What becomes JSON: structs, maps, and lists of them."""
-    while _is_list(kind):
+    while is_list(kind):
         kind = kind.value_type
     return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
 
@@ -132,7 +134,7 @@ def _is_string(kind: Any) -> bool:
 
 def _holds_anything(kind: Any) -> bool:
     """Whether the text may hold what must be escaped."""
-    return _is_string(kind) or _is_list(kind) or _is_object(kind)
+    return _is_string(kind) or is_list(kind) or is_object(kind)
 
 
 def _cast(array: Any) -> Written:
@@ -202,7 +204,7 @@ def _array(array: Any) -> Written:
     ends = pa.concat_arrays([pa.array([0], pa.int64()), _chunk(pc.cumulative_sum(lengths))])
     inner = _plain(array.flatten())
     texts = text(inner)
-    if not _is_list(inner.type) and not (pa.types.is_integer(inner.type) or pa.types.is_boolean(inner.type)):
+    if not is_list(inner.type) and not (pa.types.is_integer(inner.type) or pa.types.is_boolean(inner.type)):
         for one, instead in (("\\", "\\\\"), ('"', '\\"')):
             texts = pc.replace_substring(texts, one, instead)
         quote = pa.scalar('"', TEXT)
@@ -231,8 +233,8 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Written]], ...] = (
     (pa.types.is_duration, _duration),
     (is_binary, _hex),
     (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", _uuid),
-    (_is_object, _in_json),
-    (_is_list, _array),
+    (is_object, _in_json),
+    (is_list, _array),
 )
 
 

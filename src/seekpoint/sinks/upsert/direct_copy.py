@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.postgres.sqlstates import EXCLUSION_VIOLATION, UNIQUE_VIOLATION
-from seekpoint.sinks.column_types import Depths
+from seekpoint.sinks.column_type import ColumnTypes
+from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.copy import open_copy
 
 # Another unique index may be looked at before the key's: then a row that is an update fails on that one, too.
@@ -23,11 +24,13 @@ class DirectCopy:
     Two rows of one key are a conflict, too. What was written is ``kept`` until it is taken, for another write strategy.
     """
 
-    def __init__(self, tx: Connection, path: Sequence[str], columns: Sequence[str], depths: Depths) -> None:
+    def __init__(
+        self, tx: Connection, path: Sequence[str], columns: Sequence[str], types: ColumnTypes, allowed: Conversions
+    ) -> None:
         self.kept: list[Sequence[Row]] = []
         self._stack = ExitStack()
         self._stack.enter_context(tx.begin_nested())
-        self._copy = self._stack.enter_context(open_copy(tx, path, lambda: columns, depths))
+        self._copy = self._stack.enter_context(open_copy(tx, path, lambda: columns, types, allowed))
 
     def write(self, rows: Sequence[Row]) -> None:
         self.kept.append(rows)

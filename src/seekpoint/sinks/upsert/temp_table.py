@@ -29,7 +29,7 @@ class TempTable:
     def __init__(self, tx: Connection, statements: UpsertSql, stage: Stage, execute: Execute) -> None:
         target, layout = statements.target, statements.layout
         self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
-        self._columns, self._depths = target.columns or target.deletes, layout.json
+        self._columns, self._types = target.columns or target.deletes, layout.written
         self._path = ("pg_temp", stage.name)
         self._offsets = Offsets(target, layout.columns) if target.offset else None
         self._written = 0  # rows and tombstones
@@ -40,7 +40,8 @@ class TempTable:
 
     def _open(self, columns: Sequence[str]) -> None:
         self._stack = ExitStack()
-        self._copy = self._stack.enter_context(open_copy(self._tx, self._path, lambda: columns, self._depths))
+        copy = open_copy(self._tx, self._path, lambda: columns, self._types, self._target.conversions)
+        self._copy = self._stack.enter_context(copy)
 
     def write(self, rows: Sequence[Row]) -> None:
         """Raises RowRefused with the line where a row cannot be written."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import tzinfo
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from sqlalchemy import Connection
 
+from seekpoint.codecs import Codec
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.provenance import provenance_columns
@@ -18,6 +20,7 @@ from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.dedupe import Deleted, Target
+from seekpoint.sinks.names import require_whole_names
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 
 if TYPE_CHECKING:
@@ -64,6 +67,8 @@ class Upsert(TableSink[V_contra, K_contra]):
         offset_column: str | None = None,
         provenance: Mapping[str, str] | Sequence[str] | None = None,
         compacted: bool = False,
+        round: bool = False,  # noqa: A002
+        timezone: str | tzinfo | None = None,
     ) -> None:
         me = f"Upsert({table!r})"
         if isinstance(key, str) or not key or len({*key}) < len(key):
@@ -93,6 +98,8 @@ class Upsert(TableSink[V_contra, K_contra]):
             rows=rows,
             topics=topics,
             provenance=_with_offset(me, provenance_columns(f"{me}: ", provenance, ORIGINS), offset_column),
+            round=round,
+            timezone=timezone,
         )
 
     @property
@@ -117,6 +124,7 @@ class Upsert(TableSink[V_contra, K_contra]):
             self.order_by,
             self.offset_column,
             tuple(told) if self.offset_column and "partition" in self.provenance else (),
+            self.conversions,
         )
 
     def rows(self, record: Record[V_contra | None, K_contra]) -> Iterable[Row]:
@@ -151,12 +159,18 @@ class Upsert(TableSink[V_contra, K_contra]):
         ):
             yield writer
 
-    def check(self, tx: Connection, kinds: Collection[Any] = ()) -> Any:
-        """The table's layout. Raises ConfigError where it, a column, the key's index or a right is missing."""
+    def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> Any:
+        """The table's layout. Raises ConfigError where it, a column, the key's index or a right is missing.
+
+        And where a column cannot hold a field as it is.
+        """
         from seekpoint.sinks.upsert.check import check_upsert  # noqa: PLC0415 -- a declaration needs no driver
 
-        target = dataclasses.replace(self.target, columns=self.expected(kinds))
-        return check_upsert(tx, target, deletes=self._tombstone is not None)
+        target = dataclasses.replace(self.target, columns=self.expected(codecs))
+        require_whole_names(repr(self), target.columns or target.deletes)
+        layout = check_upsert(tx, target, deletes=self._tombstone is not None)
+        self.check_fields(codecs, layout.written)
+        return layout
 
     def strategy_changed(self) -> WriteStrategyChanged | None:
         """After COMMIT: whether large transactions are written in another way than when this was asked last."""

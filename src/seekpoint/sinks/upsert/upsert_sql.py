@@ -19,8 +19,8 @@ class UpsertSql:
 
     def __init__(self, target: Target, layout: Layout) -> None:
         self.target, self.layout = target, layout
-        self._table = _name(*target.path)
-        self._stage = _name("pg_temp", stage_name(target))
+        self._table = escaped_name(*target.path)
+        self._stage = escaped_name("pg_temp", stage_name(target))
 
     @property
     def gate(self) -> list[object]:
@@ -51,16 +51,16 @@ class UpsertSql:
     def merge(self) -> sql.Composed:
         """From the stage, the newest row of each key, sorted by key: two writers of the same keys wait in one order."""
         assert self.target.columns is not None
-        names = _list(map(_name, self.target.columns))
+        names = _list(map(escaped_name, self.target.columns))
         return sql.SQL("{} SELECT {} FROM {} WHERE NOT {} {}").format(
-            self._into, names, self._newest, _name(DELETED), self._conflict
+            self._into, names, self._newest, escaped_name(DELETED), self._conflict
         )
 
     @cached_property
     def delete_staged(self) -> sql.Composed:
         """From the stage, those keys whose newest is a tombstone."""
         return sql.SQL("DELETE FROM {} AS {} USING {} WHERE {}.{} AND {}").format(
-            self._table, _STORED, self._newest, _NEW, _name(DELETED), self._matched
+            self._table, _STORED, self._newest, _NEW, escaped_name(DELETED), self._matched
         )
 
     # -- parts --------------------------------------------------------------------------------------------
@@ -70,19 +70,19 @@ class UpsertSql:
         assert self.target.columns is not None
         overriding = " OVERRIDING SYSTEM VALUE" if self.layout.overriding else ""
         return sql.SQL("INSERT INTO {} AS {} ({}){}").format(
-            self._table, _STORED, _list(map(_name, self.target.columns)), sql.SQL(overriding)
+            self._table, _STORED, _list(map(escaped_name, self.target.columns)), sql.SQL(overriding)
         )
 
     @cached_property
     def _conflict(self) -> Composable:
         target = self.target
-        key = _list(map(_name, target.key))
+        key = _list(map(escaped_name, target.key))
         known = self.layout.columns
         changing = [name for name in target.columns or () if name not in target.key or known[name].has_spellings]
         if not changing:
             return sql.SQL("ON CONFLICT ({}) DO NOTHING").format(key)
-        new = _name("excluded")
-        changes = _list(sql.SQL("{0} = {1}.{0}").format(_name(name), new) for name in changing)
+        new = escaped_name("excluded")
+        changes = _list(sql.SQL("{0} = {1}.{0}").format(escaped_name(name), new) for name in changing)
         update = sql.SQL("ON CONFLICT ({}) DO UPDATE SET {}").format(key, changes)
         guard = self._newer(new)
         return update if guard is None else sql.SQL("{} WHERE {}").format(update, guard)
@@ -92,7 +92,7 @@ class UpsertSql:
         known = self.layout.columns
         equal = [
             sql.SQL("{}.{} {} {}.{}").format(_STORED, name, _as_sql(known[one].equal), _NEW, name)
-            for one, name in zip(self.target.key, map(_name, self.target.key), strict=True)
+            for one, name in zip(self.target.key, map(escaped_name, self.target.key), strict=True)
         ]
         guard = self._newer(_NEW)
         return sql.SQL(" AND ").join(equal if guard is None else [*equal, guard])
@@ -102,28 +102,28 @@ class UpsertSql:
         column = self.target.order_by or self.target.offset
         if column is None:
             return None
-        name = _name(column)
+        name = escaped_name(column)
         not_less = _as_sql(self.layout.columns[column].not_less)
         newer = sql.SQL("{0}.{2} IS NULL OR {1}.{2} {3} {0}.{2}").format(_STORED, new, name, not_less)
         elsewhere = [
-            sql.SQL(" OR {0}.{2} IS DISTINCT FROM {1}.{2}").format(_STORED, new, _name(name))
+            sql.SQL(" OR {0}.{2} IS DISTINCT FROM {1}.{2}").format(_STORED, new, escaped_name(name))
             for name in self.target.origin
         ]
         return sql.SQL("({}{})").format(newer, sql.Composed(elsewhere))
 
     @cached_property
     def _newest(self) -> sql.Composed:
-        key = _list(map(_name, self.target.key))
-        order = sql.SQL("{} DESC, ").format(_name(self.target.order_by)) if self.target.order_by else sql.SQL("")
+        key = _list(map(escaped_name, self.target.key))
+        order = sql.SQL("{} DESC, ").format(escaped_name(self.target.order_by)) if self.target.order_by else sql.SQL("")
         return sql.SQL("(SELECT DISTINCT ON ({0}) * FROM {1} ORDER BY {0}, {2}{3} DESC) AS {4}").format(
-            key, self._stage, order, _name(LINE), _NEW
+            key, self._stage, order, escaped_name(LINE), _NEW
         )
 
     def _cast(self, columns: Sequence[str]) -> sql.Composed:
         """The text as the column's type, without its modifier: only an assignment says that a text is too long."""
         known = self.layout.columns
         return _list(
-            sql.SQL("CAST({0} AS {1}) AS {0}").format(_name(name), _as_sql(known[name].type)) for name in columns
+            sql.SQL("CAST({0} AS {1}) AS {0}").format(escaped_name(name), _as_sql(known[name].type)) for name in columns
         )
 
 
@@ -135,10 +135,11 @@ _GATE = sql.SQL(
 
 def _given(columns: Sequence[str]) -> sql.Composed:
     arrays = sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(columns))
-    return sql.SQL("unnest({}) AS given ({})").format(arrays, _list(map(_name, columns)))
+    return sql.SQL("unnest({}) AS given ({})").format(arrays, _list(map(escaped_name, columns)))
 
 
-def _name(*parts: str) -> sql.Identifier:
+def escaped_name(*parts: str) -> sql.Identifier:
+    """A name in these statements, whose ``%`` are doubled: they are always run with parameters, if only ``()``."""
     return sql.Identifier(*map(_spared, parts))
 
 

@@ -12,10 +12,17 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused
-from seekpoint.postgres.sqlstates import CARDINALITY_VIOLATION, Fault, fault_of_error, may_be_of_before_alter
+from seekpoint.postgres.sqlstates import (
+    CARDINALITY_VIOLATION,
+    Fault,
+    fault_of_error,
+    may_be_of_before_alter,
+    may_be_of_input,
+)
 from seekpoint.sinks.catalog import Stage, survey
-from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
+from seekpoint.sinks.copy import Texts, driver_of, writing_cursor
 from seekpoint.sinks.dedupe import Target, dedupe, has_deletes
+from seekpoint.sinks.encoders import Unwritable
 from seekpoint.sinks.upsert.direct_copy import DirectCopy
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy, Wrote
 from seekpoint.sinks.upsert.temp_table import TempTable
@@ -96,7 +103,7 @@ class UpsertWriter:
         statements = self._ask()
         layout = statements.layout
         if self._strategies.choose(self._rows, deduped=True, direct=layout.direct) is WriteStrategy.COPY:
-            return DirectCopy(self._tx, self._target.path, self._columns(), layout.json)
+            return DirectCopy(self._tx, self._target.path, self._columns(), layout.written, self._target.conversions)
         return self._staged(statements)
 
     def _turn_back(self, direct: DirectCopy) -> TempTable:
@@ -184,12 +191,14 @@ class UpsertWriter:
     def _unnest(self, which: str, statements: UpsertSql, rows: Sequence[Row], lines: Sequence[int]) -> int:
         with writing_cursor(self._driver) as cursor:
             columns = self._columns() if which == "insert" else self._target.deletes
-            texts = Texts(cursor, columns, statements.layout.json)
+            texts = Texts(cursor, columns, statements.layout.written, self._target.conversions)
             made = []
             for line, row in zip(lines, rows, strict=True):
                 try:
                     made.append(texts.of(row))
                 except Unwritable as error:
+                    if self._stage is None and self._ask() is not statements:  # the types are those of before an ALTER
+                        raise _Altered from error
                     raise RowRefused(line, error) from error
         arrays = [list(column) for column in zip(*made, strict=True)]
         touched = self._execute(getattr(statements, which), [*arrays, *statements.gate])
@@ -215,6 +224,8 @@ class UpsertWriter:
                 )
             elif code is not None and fault_of_error(error) is Fault.DATA:
                 raise self._unknown(error) from error
+            elif may_be_of_input(code):
+                self._strategies.was_refused()  # by COPY the server tells whether it was reading a value
             raise
 
     def _unknown(self, cause: Exception) -> RowRefused:

@@ -1,0 +1,148 @@
+"""What is known before the first record: the types of fields, and whether their columns take them as they are.
+
+The same rules as for values (:mod:`seekpoint.sinks.encoders`), by type; and one that no value shows: a float has lost
+the digits of its JSON number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import inspect
+
+from seekpoint.codecs import Codec, Json
+from seekpoint.errors import ConfigError
+from seekpoint.sinks.column_type import BOOL, BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, ColumnType, ColumnTypes
+from seekpoint.sinks.conversions import Conversions
+from seekpoint.sinks.enum_labels import labels_of
+
+_BYTES = (inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType)
+_LISTS = (inspect.ListType, inspect.VarTupleType, inspect.TupleType)
+
+
+def check_fields(
+    me: str,
+    codecs: Collection[Codec],
+    columns: Sequence[str] | None,
+    types: ColumnTypes,
+    allowed: Conversions,
+) -> None:
+    """Raise ConfigError for a field whose column cannot hold it as it is. ``codecs`` decode the rows' values."""
+    for codec in codecs:
+        fields = fields_of(getattr(codec, "type", None), columns or ())
+        for name, field in fields.items():
+            if name in types and (columns is None or name in columns):
+                why = _misfit(field, types[name], allowed, is_json=type(codec) is Json)
+                if why is not None:
+                    raise ConfigError(f"{me}: field {name!r}, column {name!r} ({types[name].named}): {why}")
+
+
+def fields_of(kind: Any, columns: Sequence[str]) -> Mapping[str, inspect.Type]:
+    """The fields of a Struct, dataclass or TypedDict, or those that a dict of one type of values has; else none."""
+    try:
+        info = inspect.type_info(kind)
+    except (TypeError, ValueError, NameError):  # no type that msgspec knows
+        return {}
+    if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
+        return {field.name: field.type for field in info.fields}
+    return dict.fromkeys(columns, info.value_type) if isinstance(info, inspect.DictType) else {}
+
+
+def _misfit(field: inspect.Type, column: ColumnType, allowed: Conversions, *, is_json: bool) -> str | None:
+    """Why the column cannot hold the field as it is; None where it can, or where only values tell."""
+    loses = is_json and not allowed.round and (column.item in JSON or column.item == NUMERIC)
+    if loses and any(isinstance(one, inspect.FloatType) for one in _within(field)):
+        return (
+            "a float keeps about 15 digits of a JSON number, and the column keeps all: declare Decimal, or give the "
+            "sink round=True"
+        )
+    if column.item in JSON:
+        return None
+    reasons = [_of_one(one, column, allowed) for one in _alternatives(field)]
+    return reasons[0] if reasons and all(reasons) else None
+
+
+def _of_one(field: inspect.Type, column: ColumnType, allowed: Conversions) -> str | None:
+    if column.dimensions:
+        if not isinstance(field, _LISTS):
+            return None
+        items = field.item_types if isinstance(field, inspect.TupleType) else (field.item_type,)
+        inner = [_of_one(one, _item_of(column, one), allowed) for item in items for one in _alternatives(item)]
+        return inner[0] if inner and all(inner) else None
+    for kinds, applies, why in _RULES:
+        if isinstance(field, kinds) and applies(field, column, allowed):
+            return why
+    if isinstance(field, inspect.EnumType) and column.labels is not None:
+        try:
+            labels_of(field.cls, column.labels)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def _item_of(column: ColumnType, item: inspect.Type) -> ColumnType:
+    return column if isinstance(item, inspect.ListType) else column._replace(dimensions=0)
+
+
+_ZONE = (
+    "a datetime may have a time zone, which the column drops: make the column timestamptz, or give the sink "
+    "timezone='UTC', or declare datetimes without one (msgspec.Meta(tz=False))"
+)
+Rule = tuple[tuple[type, ...], Callable[[Any, ColumnType, Conversions], bool], str]
+_RULES: Sequence[Rule] = (
+    (
+        (inspect.DateTimeType,),
+        lambda field, column, allowed: column.item == TIMESTAMP and field.tz is not False and allowed.timezone is None,
+        _ZONE,
+    ),
+    (
+        (inspect.DateTimeType,),
+        lambda _, column, __: column.item == DATE,
+        "a datetime has a time of day, which the column drops: declare date",
+    ),
+    ((inspect.DateTimeType,), lambda _, column, __: column.item == TIME, "a datetime has a date: declare time"),
+    (
+        (inspect.TimeType,),
+        lambda field, column, _: column.item == TIME and field.tz is True,
+        "a time has a time zone, which the column drops: make the column timetz",
+    ),
+    (
+        _BYTES,
+        lambda _, column, __: column.item != BYTEA,
+        "it takes no bytes: make the column bytea, or decode them (key=Text() for a record's key, .decode() in row=)",
+    ),
+    (
+        (inspect.BoolType,),
+        lambda _, column, __: column.item != BOOL,
+        "it takes no bool: make the column boolean, or make a text of it in row=",
+    ),
+    (
+        (inspect.ListType,),
+        lambda *_: True,
+        "it takes no list: make the column an array or jsonb, or make a text of it in row=",
+    ),
+)
+
+
+def _alternatives(field: inspect.Type) -> Iterator[inspect.Type]:
+    """The types that a field may have, without None."""
+    if isinstance(field, inspect.Metadata):
+        yield from _alternatives(field.type)
+    elif isinstance(field, inspect.UnionType):
+        for one in field.types:
+            yield from _alternatives(one)
+    elif not isinstance(field, inspect.NoneType):
+        yield field
+
+
+def _within(field: inspect.Type, seen: frozenset[int] = frozenset()) -> Iterator[inspect.Type]:
+    """The field's type and all that it is made of."""
+    for one in _alternatives(field):
+        yield one
+        if id(one) in seen:
+            continue
+        inner = [getattr(one, name, None) for name in ("item_type", "key_type", "value_type")]
+        inner += [*getattr(one, "item_types", ()), *(part.type for part in getattr(one, "fields", ()))]
+        for part in filter(None, inner):
+            yield from _within(part, seen | {id(one)})

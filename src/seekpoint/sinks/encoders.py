@@ -1,0 +1,247 @@
+"""How a column's values are written: by the column's type, whatever statement writes them.
+
+The driver dumps a value by its type in Python, and the server reads that text by the column's type. Either both mean
+the same or the server refuses the text, except in the columns that this module checks: those that read any text (text,
+enums, JSON), and those that read a part of one and drop the rest (the zone of a time, fraction digits beyond a scale).
+A value that such a column cannot hold as it is, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Context, Decimal, InvalidOperation
+from enum import Enum
+from operator import itemgetter
+from types import NoneType
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.adapt import AdaptersMap, PyFormat
+
+from seekpoint.codecs.json import JsonFloat
+from seekpoint.pipeline.sink import Row
+from seekpoint.sinks.column_type import BOOL, BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, ColumnType, ColumnTypes
+from seekpoint.sinks.conversions import Conversions
+from seekpoint.sinks.enum_labels import labels_of
+from seekpoint.sinks.json_text import json_text
+from seekpoint.sinks.times import DATE_CONVERTS, TIME_CONVERTS, timestamp_converts
+
+Convert = Callable[[Any], Any]  # a value to what the driver dumps; raises ValueError or TypeError where it is refused
+
+# Types whose input refuses each text that is no value of theirs: bool, bytea, integers, floats, timestamptz, timetz,
+# interval, uuid, money, addresses.
+_STRICT = frozenset({BOOL, BYTEA, 20, 21, 23, 26, 700, 701, 1184, 1266, 1186, 2950, 790, 869, 650, 829, 774})
+_WIDE = Context(prec=200_000)  # more than a numeric has
+# Types of values, which columns they are meant for, and what to do about others.
+_REFUSALS: Sequence[tuple[type | tuple[type, ...], Callable[[ColumnType], bool], str]] = (
+    (bool, lambda column: column.item == BOOL, "make the column boolean, or make a text of it in row="),
+    (
+        (bytes, bytearray, memoryview),
+        lambda column: column.item == BYTEA,
+        "make the column bytea, or decode them: key=Text() for a record's key, .decode() in row=",
+    ),
+    (list, lambda _: False, "make the column an array or jsonb, or make a text of it in row="),
+)
+_TEXT: Mapping[type, Convert] = {  # of items of several types: the server reads each by the array's type
+    str: str,
+    int: str,
+    float: repr,
+    JsonFloat: lambda value: value.text,
+    Decimal: str,
+}
+
+
+class Unwritable(ValueError):  # noqa: N818 -- its name is read in messages about records
+    """A value that cannot be written; the message begins with its column."""
+
+
+class Encoders:
+    """The encoders of a COPY or a statement; ``adapters`` and ``encoding`` are the connection's."""
+
+    def __init__(
+        self, columns: Sequence[str], types: ColumnTypes, allowed: Conversions, driver: psycopg.Connection[Any]
+    ) -> None:
+        self._columns = [
+            (place, ColumnEncoder(name, types[name], allowed, driver.adapters, driver.info.encoding))
+            for place, name in enumerate(columns)
+            if name in types and needs_look(types[name], allowed)
+        ]
+
+    def rows(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows as the driver is to dump them. Raises Unwritable, which names the column."""
+        changed = {}
+        for place, encoder in self._columns:
+            values = list(map(itemgetter(place), rows))
+            if (encoded := encoder.values(values)) is not values:
+                changed[place] = encoded
+        if not changed:
+            return rows
+        columns = zip(*rows, strict=True)
+        return list(zip(*(changed.get(place, values) for place, values in enumerate(columns)), strict=True))
+
+
+def needs_look(column: ColumnType, allowed: Conversions) -> bool:
+    """Whether the server's input for this type may read a value otherwise than it was meant."""
+    if column.dimensions:
+        return True
+    if column.item == NUMERIC:
+        return column.scale is not None and not allowed.round
+    return column.item not in _STRICT and column.kind not in {"c", "r", "m"}
+
+
+class ColumnEncoder:
+    """Writes the values of one column. How each type of values is written is found when it comes first."""
+
+    def __init__(
+        self, name: str, column: ColumnType, allowed: Conversions, adapters: AdaptersMap, encoding: str
+    ) -> None:
+        self._name, self._type, self._allowed = name, column, allowed
+        self._adapters, self._encoding = adapters, encoding
+        self._quantum = None if column.dimensions or column.scale is None else Decimal(1).scaleb(-column.scale)
+        self._as_is: set[type] = {NoneType}
+        self._converts: dict[type, Convert] = {}
+
+    def values(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The values as the driver is to dump them, the same object where they are. Raises Unwritable."""
+        kinds = set(map(type, values))
+        if kinds <= self._as_is:
+            return values
+        if kinds == {Decimal} and self._quantum is not None and all(map(self._quantum.same_quantum, values)):
+            return values  # what most columns of money get
+        try:
+            if self._type.dimensions:
+                return [value if value is None else self._array(value) for value in values]
+            for kind in kinds:
+                self._meet(kind)
+            as_is, converts = self._as_is, self._converts
+            if kinds <= as_is:
+                return values
+            return [value if type(value) in as_is else converts[type(value)](value) for value in values]
+        except Exception as error:
+            said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise Unwritable(f"column {self._name!r} ({self._type.named}): {said}") from error
+
+    def _meet(self, kind: type) -> None:
+        if kind not in self._as_is and kind not in self._converts:
+            if (convert := self._convert(kind)) is None:
+                self._as_is.add(kind)
+            else:
+                self._converts[kind] = convert
+
+    def _one(self, value: Any) -> Any:
+        self._meet(type(value))
+        return value if type(value) in self._as_is else self._converts[type(value)](value)
+
+    def _array(self, value: Any) -> Any:
+        """An array with its items encoded, for the driver all of one type; a text is the server's to read."""
+        if isinstance(value, dict):
+            raise ValueError(f"{_short(value)} is no list")
+        if not isinstance(value, list | tuple):
+            return value
+        items = self._items(value, self._type.dimensions)
+        kinds = set(map(type, _leaves(items)))
+        return _texts(items) if len(kinds) > 1 and kinds <= _TEXT.keys() else items
+
+    def _items(self, values: Sequence[Any], depth: int) -> list[Any]:
+        """``depth`` counts for JSON, which has lists of its own."""
+        is_json = self._type.item in JSON
+        items: list[Any] = []
+        for value in values:
+            if value is None:
+                items.append(None)
+            elif isinstance(value, list) and (depth > 1 or not is_json):
+                items.append(self._items(value, depth - 1))
+            else:
+                items.append(self._json_item(value) if is_json else self._one(value))
+        return items
+
+    # -- by type ------------------------------------------------------------------------------------------
+
+    def _convert(self, kind: type) -> Convert | None:
+        """How values of a type are written; None where the driver does as it should."""
+        column = self._type
+        if column.item in JSON:
+            return None if self._is_json(kind) else lambda value: json_text(value, self._encoding)
+        if issubclass(kind, Enum):
+            return self._enum(kind)
+        for what, is_meant, remedy in _REFUSALS:
+            if issubclass(kind, what) and not is_meant(column):
+                return self._refuses(remedy)
+        if issubclass(kind, UUID):  # the driver leaves the dashes out
+            return str
+        if column.item == NUMERIC:
+            return self._scaled(kind)
+        converts = self._times()
+        return next((converts[base] for base in kind.__mro__ if base in converts), None)
+
+    def _times(self) -> Mapping[type, Convert]:
+        if self._type.item == TIMESTAMP:
+            return timestamp_converts(self._allowed.timezone)
+        return {DATE: DATE_CONVERTS, TIME: TIME_CONVERTS}.get(self._type.item, {})
+
+    def _is_json(self, kind: type) -> bool:
+        """Whether the driver dumps it as JSON: its own Json and Jsonb, types with such a dumper of the host's."""
+        try:
+            return kind is not dict and self._adapters.get_dumper(kind, PyFormat.TEXT).oid in JSON
+        except psycopg.ProgrammingError:  # no dumper
+            return False
+
+    def _json_item(self, value: Any) -> str:
+        """Of an array: the driver dumps all items alike."""
+        if not self._is_json(type(value)):
+            return json_text(value, self._encoding)
+        dumped = self._adapters.get_dumper(type(value), PyFormat.TEXT)(type(value), None).dump(value)
+        return bytes(dumped or b"null").decode()
+
+    def _enum(self, kind: type[Enum]) -> Convert:
+        if self._type.labels is None:
+            return lambda member: self._one(member.value)
+        labels = labels_of(kind, self._type.labels)
+        return lambda member: labels[member]
+
+    def _refuses(self, remedy: str) -> Convert:
+        def refuse(value: Any) -> Any:
+            raise ValueError(f"it takes no {type(value).__name__}, got {_short(value)}; {remedy}")
+
+        return refuse
+
+    def _scaled(self, kind: type) -> Convert | None:
+        scale = self._type.scale
+        if scale is None or self._allowed.round or (scale >= 0 and issubclass(kind, int)):
+            return None
+
+        def exact(value: Any) -> Any:
+            text = value.text if isinstance(value, JsonFloat) else value
+            try:
+                number = text if type(text) is Decimal else Decimal(str(text))
+            except InvalidOperation:  # no number: the server says so
+                return value
+            if not number.is_finite():
+                return value
+            exponent = number.normalize(_WIDE).as_tuple().exponent
+            if isinstance(exponent, int) and exponent < -scale and number:
+                raise ValueError(f"{text} has more fraction digits than the column; give the sink round=True to round")
+            return value
+
+        return exact
+
+
+def _leaves(items: Sequence[Any]) -> Iterator[Any]:
+    """What the lists hold, without None."""
+    for item in items:
+        if isinstance(item, list):
+            yield from _leaves(item)
+        elif item is not None:
+            yield item
+
+
+def _texts(items: Sequence[Any]) -> list[Any]:
+    return [
+        _texts(item) if isinstance(item, list) else None if item is None else _TEXT[type(item)](item) for item in items
+    ]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -1,0 +1,296 @@
+"""How values reach columns: exact, converted as stated, or refused; the same by every statement.
+
+``CELLS`` and ``CONVERTED`` have each cell of the table in docs/reference/sinks.md; a test lists all that fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+from sqlalchemy import Engine
+
+from seekpoint import Append, Json, Pipeline, Text, Upsert
+from seekpoint.pipeline.sink import RowRefused
+from seekpoint.postgres.deferred import Last
+from seekpoint.postgres.session import Session, TransactionFailed
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
+from support.sink_tables import TOPIC, Ground, orders
+
+EAST = timezone(timedelta(hours=2))
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+DIGITS = "12345678901234567890.123456789"
+
+
+class Transit(Enum):
+    """Values and names differ."""
+
+    IN_TRANSIT = "in-transit"
+    DONE = "done"
+
+
+class Level(Enum):
+    LOW = 1
+    HIGH = 2
+
+
+class Kind(StrEnum):
+    ONE = "one"
+
+
+class Number(IntEnum):
+    SEVEN = 7
+
+
+class Part(msgspec.Struct):
+    at: datetime
+    price: Decimal
+
+
+@dataclasses.dataclass
+class Place:
+    name: str
+
+
+class Stored(NamedTuple):
+    """What the column shows as text."""
+
+    text: str
+
+
+class Refused(NamedTuple):
+    """What the message says."""
+
+    said: str
+
+
+def number(text: str) -> Any:
+    """As the codec decodes it without a type."""
+    return Json()(text.encode())
+
+
+DROPS_ZONE = Refused("has a time zone, which the column drops: make the column timestamptz, or give the sink timezone=")
+CELLS: list[tuple[str, Any, Stored | Refused]] = [
+    ("text", "ä", Stored("ä")),
+    ("text", 5, Stored("5")),
+    ("text", Decimal("1.50"), Stored("1.50")),
+    ("text", number("20.50"), Stored("20.50")),
+    ("text", UUID(int=5), Stored(str(UUID(int=5)))),
+    ("text", date(2026, 1, 2), Stored("2026-01-02")),
+    ("text", True, Refused("column 'v' (text): it takes no bool, got True; make the column boolean")),
+    ("text", b"or\xff", Refused("it takes no bytes, got b'or\\xff'; make the column bytea, or decode them: key=")),
+    ("text", bytearray(b"x"), Refused("it takes no bytearray")),
+    ("text", memoryview(b"x"), Refused("it takes no memoryview")),
+    ("text", ["a"], Refused("column 'v' (text): it takes no list, got ['a']; make the column an array or jsonb")),
+    ("text", {"a": number("1.50")}, Stored('{"a":1.50}')),
+    ("text", Transit.IN_TRANSIT, Stored("in-transit")),
+    ("text", Kind.ONE, Stored("one")),
+    ("varchar(20)", b"x", Refused("column 'v' (character varying(20)): it takes no bytes")),
+    ("xml", True, Refused("it takes no bool")),
+    ("int", Level.HIGH, Stored("2")),
+    ("int", Number.SEVEN, Stored("7")),
+    ("int", 1.0, Refused("invalid input syntax for type integer")),
+    ("int", True, Refused("invalid input syntax for type integer")),
+    ("mood", "in-transit", Stored("in-transit")),
+    ("mood", Transit.IN_TRANSIT, Stored("in-transit")),
+    ("mood", Level.LOW, Refused("neither all values nor all names of Level are labels of the type, which has in-")),
+    ("named", Transit.DONE, Stored("DONE")),
+    ("either", Transit.DONE, Refused("of Transit all values and all names are labels")),
+    ("numeric", number(DIGITS), Stored(DIGITS)),
+    ("numeric", number("20.50"), Stored("20.50")),
+    ("numeric", Decimal(DIGITS), Stored(DIGITS)),
+    ("numeric", 0.1, Stored("0.1")),
+    ("numeric", 2**200, Stored(str(2**200))),
+    ("numeric(6,2)", Decimal("1.50000"), Stored("1.50")),
+    ("numeric(6,2)", "1.5", Stored("1.50")),
+    ("numeric(6,2)", 7, Stored("7.00")),
+    ("numeric(6,2)", Decimal("1.005"), Refused("1.005 has more fraction digits than the column; give the sink")),
+    ("numeric(6,2)", 1.005, Refused("1.005 has more fraction digits")),
+    ("numeric(6,2)", number("1.0050000000000000001"), Refused("1.0050000000000000001 has more fraction digits")),
+    ("numeric(6,2)", "1.005", Refused("has more fraction digits")),
+    ("numeric(6,2)", Decimal("NaN"), Stored("NaN")),
+    ("numeric(6,2)", "x", Refused("invalid input syntax for type numeric")),
+    ("numeric(6,2)[]", [1, Decimal("1.005")], Refused("1.005 has more fraction digits")),
+    ("timestamp", datetime(2026, 1, 2, 10), Stored("2026-01-02 10:00:00")),
+    ("timestamp", datetime(2026, 1, 2, 10, tzinfo=EAST), DROPS_ZONE),
+    ("timestamp", "2026-01-02T10:00:00", Stored("2026-01-02 10:00:00")),
+    ("timestamp", "infinity", Stored("infinity")),
+    ("timestamp", "2026-01-02T10:00:00+02:00", DROPS_ZONE),
+    ("timestamp", "2026-01-02T10:00:00Z", DROPS_ZONE),
+    ("timestamp", "2026-01-02 10:00:00 Europe/Berlin", Refused("is no timestamp as ISO 8601 writes it")),
+    ("timestamp[]", [datetime(2026, 1, 2, 10, tzinfo=EAST)], DROPS_ZONE),
+    ("timestamptz", datetime(2026, 1, 2, 10, tzinfo=EAST), Stored("2026-01-02 08:00:00+00")),
+    ("timestamptz", "2026-01-02T10:00:00+02:00", Stored("2026-01-02 08:00:00+00")),
+    ("date", date(2026, 1, 2), Stored("2026-01-02")),
+    ("date", datetime(2026, 1, 2, 10), Refused("has a time of day, which the column drops: give its date()")),
+    ("date", "2026-01-02T10:00", Refused("has a time of day, which the column drops")),
+    ("time", time(10), Stored("10:00:00")),
+    ("time", "10:00", Stored("10:00:00")),
+    ("time", time(10, tzinfo=EAST), Refused("has a time zone, which the column drops: make the column timetz")),
+    ("time", "10:00+02", Refused("is no time of day without a zone")),
+    ("time", datetime(2026, 1, 2, 10), Refused("has a date, which the column drops: give its time()")),
+    ("bytea", b"x", Stored("\\x78")),
+    ("boolean", True, Stored("true")),
+    ("float8[]", [20, 20.5], Stored("{20,20.5}")),
+    ("numeric[]", [20, 20.5, number("20.50"), Decimal("1.0"), None], Stored("{20,20.5,20.50,1.0,NULL}")),
+    ("float8[][]", [[20, 20.5], [1, 2]], Stored("{{20,20.5},{1,2}}")),
+    ("text[]", ["a", True], Refused("column 'v' (text[]): it takes no bool")),
+    ("text[]", ["a", 5], Stored("{a,5}")),
+    ("int[]", (1, 2), Stored("{1,2}")),
+    ("int[]", {}, Refused("{} is no list")),
+    ("int[]", [Number.SEVEN, Level.LOW], Stored("{7,1}")),
+    ("mood[]", [Transit.DONE, Transit.IN_TRANSIT], Stored("{done,in-transit}")),
+    ("json", {"a": number("[0.1234567890123456789, 1.50]")}, Stored('{"a":[0.1234567890123456789,1.50]}')),
+    ("json", Part(AT, Decimal("1.50")), Stored('{"at":"2026-01-02T00:00:00Z","price":1.50}')),
+    ("json", {"p": [Part(datetime(2026, 1, 2), Decimal(1))]}, Stored('{"p":[{"at":"2026-01-02T00:00:00","price":1}]}')),
+    ("json", Place("x"), Stored('{"name":"x"}')),
+    ("json", {"a": b"x", "b": Transit.DONE, "c": None}, Stored('{"a":"eA==","b":"done","c":null}')),
+    ("json", msgspec.Raw(b'{"a":  1.50}'), Stored('{"a":  1.50}')),
+    ("json", {"raw": msgspec.Raw(b" 1.50")}, Stored('{"raw": 1.50}')),
+    ("json", "5", Stored('"5"')),
+    ("json", [1, "€"], Stored('[1,"€"]')),
+    ("jsonb", {"a": number("0.1234567890123456789")}, Stored('{"a": 0.1234567890123456789}')),
+    ("jsonb", number(DIGITS), Stored(DIGITS)),
+    ("jsonb", {"a": float("nan")}, Refused("NaN and infinity are no JSON")),
+    ("jsonb", {"a": object}, Refused("has no JSON")),
+    ("jsonb[]", [Place("x"), "5", None], Stored('{"{\\"name\\": \\"x\\"}","\\"5\\"",NULL}')),
+]  # fmt: skip
+CONVERTED: list[tuple[str, Any, Mapping[str, Any], str]] = [
+    ("timestamp", datetime(2026, 1, 2, 10, tzinfo=EAST), {"timezone": "UTC"}, "2026-01-02 08:00:00"),
+    ("timestamp", "2026-01-02T10:00:00+02:00", {"timezone": "UTC"}, "2026-01-02 08:00:00"),
+    ("timestamp", datetime(2026, 1, 2, 10), {"timezone": "UTC"}, "2026-01-02 10:00:00"),
+    ("timestamp", datetime(2026, 7, 2, 8, tzinfo=UTC), {"timezone": "Europe/Berlin"}, "2026-07-02 10:00:00"),
+    ("numeric(6,2)", Decimal("1.005"), {"round": True}, "1.01"),
+    ("numeric(6,2)", number("1.0050000000000000001"), {"round": True}, "1.01"),
+]
+
+Write = Callable[[Ground, tuple[str, str], Mapping[str, Any], Any], None]
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    ground = Ground(seekpoint_engine, seekpoint_schema)
+    ground.sql(
+        "CREATE TYPE mood AS ENUM ('in-transit', 'done'); CREATE TYPE named AS ENUM ('IN_TRANSIT', 'DONE');"
+        "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done')"
+    )
+    return ground
+
+
+class Forced(WriteStrategies):
+    """One strategy for every transaction."""
+
+    def __init__(self, strategy: WriteStrategy) -> None:
+        super().__init__()
+        self._forced = strategy
+
+    def gathers(self, rows: int) -> bool:
+        return self._forced is WriteStrategy.UNNEST
+
+    def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:
+        return self._forced
+
+
+def by_append(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
+    with ground.engine.begin() as tx, Append(path, columns=["id", "v"], **options).open(tx) as writer:
+        writer.write([(1, value)])
+
+
+def by_small_append(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
+    """As a worker does whose last rows leave with the offset."""
+    session = Session(ground.engine, pipeline_mode=True)
+    try:
+        with session.transaction() as tx:
+            tx.deferred.last = Last.SINK
+            with Append(path, columns=["id", "v"], **options).open(tx) as writer:
+                writer.write([(1, value)])
+            tx.deferred.catch_up()
+    except TransactionFailed as failed:
+        raise failed.error from None
+    finally:
+        session.close()
+
+
+def by_arrow(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
+    with ground.engine.begin() as tx, AppendArrow(path, columns=["id", "v"], **options).open(tx) as writer:
+        writer.write([(1, value)])
+
+
+def by_upsert(
+    strategy: WriteStrategy, ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any
+) -> None:
+    sink: Upsert[Any, Any] = Upsert(path, key=["id"], columns=["id", "v"], **options)
+    sink.strategies = Forced(strategy)
+    with ground.engine.begin() as tx, sink.open(tx) as writer:
+        writer.write([(1, value)])
+
+
+WRITES: dict[str, Write] = {
+    "COPY": by_append,
+    "INSERT": by_small_append,
+    "Arrow": by_arrow,
+    **{f"Upsert, {strategy.value}": partial(by_upsert, strategy) for strategy in WriteStrategy},
+}
+
+
+def outcome(ground: Ground, write: Write, table: str, options: Mapping[str, Any], value: Any) -> Stored | Refused:
+    """What the column holds then, or what the refusal says."""
+    ground.sql(f'DELETE FROM "{table}"')
+    try:
+        write(ground, (ground.schema, table), options, value)
+    except RowRefused as refused:
+        return Refused(str(refused.cause))
+    except psycopg.DataError as error:  # of an INSERT that was sent with others: the batch is run again, by COPY
+        return Refused(str(error))
+    return Stored(ground.value("v::text", table))
+
+
+def failures(ground: Ground, write: Write, cells: list[Any]) -> Iterator[str]:
+    for kind in {cell[0] for cell in cells}:
+        own = f'"{ground.schema}".{kind}' if kind.removesuffix("[]") in {"mood", "named", "either"} else kind
+        ground.create(f"id int PRIMARY KEY, v {own}", f"of {kind}")
+    for kind, value, options, expected in cells:
+        got = outcome(ground, write, f"of {kind}", options, value)
+        is_right = got == expected if isinstance(expected, Stored) else expected.said in getattr(got, "said", "")
+        if not is_right:
+            yield f"{value!r} into {kind}: {got}, not {expected}"
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_each_cell_of_the_page_by_each_statement(ground: Ground, way: str) -> None:
+    cells: list[Any] = [(kind, value, {}, expected) for kind, value, expected in CELLS]
+    cells += [(kind, value, options, Stored(text)) for kind, value, options, text in CONVERTED]
+    found = list(failures(ground, WRITES[way], cells))
+    assert not found, "\n".join(found)
+
+
+# A type, a text that its input refuses with an SQLSTATE that says something else, and one that it takes.
+ODD_INPUT = [("tsquery", "a & & b", "a & b"), ("jsonpath", "$.", "$.a"), ("regclass", "no_such_table", "pg_class")]
+
+
+@pytest.mark.parametrize("kind", ["Append", "Upsert", "Upsert of many", "AppendArrow"])
+@pytest.mark.parametrize(("column", "bad", "good"), ODD_INPUT, ids=[odd[0] for odd in ODD_INPUT])
+def test_a_lone_record_that_a_types_input_refuses_is_a_dead_letter(
+    ground: Ground, column: str, bad: str, good: str, kind: str
+) -> None:
+    """Alone, too, where no other record shows that the statement is right."""
+    options: dict[str, Any] = {"columns": ["id", "v"], "row": lambda r: (r.offset, r.value)}
+    path = ground.create(f"id int PRIMARY KEY, v {column}")
+    sink: Any = {"Append": Append, "AppendArrow": AppendArrow}.get(kind, partial(Upsert, key=["id"]))(path, **options)
+    if kind == "Upsert of many":
+        sink.strategies = Forced(WriteStrategy.TEMP_TABLE)
+    pipeline = Pipeline("g", topics=TOPIC, value=Text(), sinks=[sink], on_poison="dead_letter")
+    for offset, text in enumerate((good, bad, good, bad)):
+        done = ground.process(pipeline, *orders(text.encode(), start=offset))
+        assert [one.offset for one in done.dead_letters] == [offset] * (text == bad)
+    assert ground.rows("id") == [(0,), (2,)]

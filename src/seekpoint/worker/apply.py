@@ -42,6 +42,7 @@ from seekpoint.postgres.sqlstates import (
     fault_of,
     is_database_error,
     may_be_of_before_alter,
+    may_be_of_input,
     may_be_one_records,
     sqlstate,
 )
@@ -118,6 +119,11 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
         return self.cause is Cause.DATABASE and may_be_of_before_alter(self.error)
 
     @property
+    def may_be_of_input(self) -> bool:
+        """Whether the server may have been reading a value: an Upsert writes by COPY next, which tells."""
+        return self.fault is Fault.PROGRAM and self.sink is not None and may_be_of_input(sqlstate(self.error))
+
+    @property
     def waited(self) -> bool:
         """Whether the statement that was cancelled waited for a lock of one row: that says nothing of its size."""
         error = driver_error(self.error)
@@ -187,7 +193,9 @@ def small_batch(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mod
     for raw, at_once, records in _decoded(pipeline, batch.chunks(), batch, pipeline.rows_at_once):
         applied += len(raw if at_once is not None else records)
         rows += [row for one in records for row in one.rows[0]] if at_once is None else at_once
-    if batch.outcome.is_filtering or (statements := insert_of_all(tx, sink.path, sink.written, rows)) is None:
+    if batch.outcome.is_filtering:
+        return None
+    if (statements := insert_of_all(tx, sink.path, sink.written, rows, sink.conversions)) is None:
         return None
     return SmallBatch(BatchResult.of(batch, Written(applied, [len(rows)])), statements)
 

@@ -119,4 +119,4 @@ def _of_failed(failed: Failed, *, is_first: bool, is_last: bool) -> Recovery:
 
 def _known(failed: Failed) -> Failed | None:
     """The failure of the whole batch, if trying it as a whole again would show the same."""
-    return None if failed.named or failed.fault is Fault.TRANSIENT else failed
+    return None if failed.named or failed.fault is Fault.TRANSIENT or failed.may_be_of_input else failed

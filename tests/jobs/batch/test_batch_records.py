@@ -161,6 +161,20 @@ def test_a_null_order_is_dead_lettered_by_workers_reloads_and_batches(shop: Shop
     assert by_reload == batched == told(f"{shop.group}_worker") == ([(1, 2, 5), (2, 4, 9)], [2, 5, 6, 7])
 
 
+@pytest.mark.parametrize("table", ["100%", "%s of it"])
+def test_a_percent_sign_in_a_name_is_no_placeholder(shop: Shop, table: str) -> None:
+    """An Upsert's rows and tombstones, in a table whose name and columns have one."""
+    shop.execute(f'CREATE TABLE {{schema}}."{table}" ("%" bigint PRIMARY KEY, "50%" bigint)')
+    sink = Upsert((shop.schema, table), key=["%"], columns=["%", "50%"],
+                  row=lambda r: (r.value.id, r.value.amount), tombstone_key=lambda r: r.key.id)  # fmt: skip
+    pipeline = Pipeline(
+        shop.group, topics=shop.topic, value=Json(Order, tombstones=True), key=Json(OrderKey), sinks=[sink]
+    )
+    shop.produce(shop.topic, [of(1, 1), of(2, 2), of(1, 3), gone(2)], partition=0)
+    batch(shop, pipeline).run()
+    assert shop.execute(f'SELECT * FROM {{schema}}."{table}"') == [(1, 3)]
+
+
 # -- records that fail ------------------------------------------------------------------------------------------------
 
 POISON = [of(1, 1), of(2, 2_000), of(3, 3), ("not JSON", "{"), of(4, 4)]  # version 2 refuses amounts above 1,000

@@ -30,7 +30,7 @@ from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Target
 from seekpoint.sinks.upsert.upsert import Upsert
-from seekpoint.sinks.upsert.upsert_sql import UpsertSql
+from seekpoint.sinks.upsert.upsert_sql import UpsertSql, escaped_name
 
 
 def publish(driver: Driver, source: PipelineSource, claims: Claims, tries: int = TRIES) -> None:
@@ -97,7 +97,7 @@ class _FromFolded(UpsertSql):
 
     def __init__(self, target: Target, layout: Layout, folded: Path) -> None:
         super().__init__(target, layout)
-        self._stage = name(*folded)
+        self._stage = escaped_name(*folded)
 
 
 def _merge(tx: Tx, folded: Path, into: TargetTable) -> None:
@@ -109,9 +109,9 @@ def _merge(tx: Tx, folded: Path, into: TargetTable) -> None:
     layout, _ = survey(tx.connection, target)
     statements = _FromFolded(target, layout, folded)
     if counts.get(True):
-        driver_of(tx.connection).execute(statements.delete_staged)
+        driver_of(tx.connection).execute(statements.delete_staged, ())
     if counts.get(False):
-        driver_of(tx.connection).execute(statements.merge)
+        driver_of(tx.connection).execute(statements.merge, ())
 
 
 def totals(tx: Step, source: PipelineSource) -> Mapping[str, Any]:

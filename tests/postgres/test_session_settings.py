@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import StaticPool, make_url
 
 from seekpoint import Json, Ledger, Pipeline, Worker, schema
 from seekpoint.errors import ConfigError
@@ -36,13 +38,61 @@ def test_refused(  # noqa: PLR0917 -- fixtures
     own = new_engine(url)
     pipeline = Pipeline(group, topics="t", value=Json(), sinks=[Append("t", columns=["id"])])
     kafka = {"bootstrap.servers": "127.0.0.1:1"}
-    with pytest.raises(ConfigError, match=said):
-        schema.upgrade(own, schema=seekpoint_schema)
-    for engine in (url, own):
+    engines: list[Any] = [url, own]
+    if query.get("client_encoding") == "SQL_ASCII":  # SQLAlchemy itself cannot connect by an engine of the host's
+        engines = [url]
+    else:
+        with pytest.raises(ConfigError, match=said):
+            schema.upgrade(own, schema=seekpoint_schema)
+    for engine in engines:
         with pytest.raises(ConfigError, match=said):
             Ledger(engine, group, schema=seekpoint_schema).read()
         with pytest.raises(ConfigError, match=said):
             Worker(pipeline, engine=engine, kafka=kafka, schema=seekpoint_schema).run()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [{"client_encoding": "SJIS"}, {"options": "-cDateStyle=SQL,DMY"}, {"options": "-carray_nulls=off"}],
+    ids=["sjis", "dates", "nulls"],
+)
+def test_what_is_refused_to_seekpoint_is_the_applications_own_business(
+    seekpoint_dsn: str, seekpoint_schema: str, group: str, new_engine: NewEngine, query: dict[str, str]
+) -> None:
+    """Its connections are used before and after, new ones and those of the pool."""
+    engine = new_engine(make_url(seekpoint_dsn).update_query_dict(query))
+    ledger = Ledger(engine, group, schema=seekpoint_schema)
+    for _ in range(2):
+        with engine.connect() as first, engine.connect() as second:
+            pids = {first.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() for tx in (first, second)}
+        with pytest.raises(ConfigError, match="the session cannot be used: its"):
+            ledger.read()
+    with engine.connect() as again:
+        assert again.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() in pids, "it was not closed either"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"isolation_level": "SERIALIZABLE"}, "isolation level is SERIALIZABLE, and a worker's .* READ COMMITTED"),
+        ({"execution_options": {"isolation_level": "REPEATABLE READ"}}, "isolation level is REPEATABLE READ"),
+        ({"poolclass": StaticPool}, "has a StaticPool, whose one connection"),
+        ({"execution_options": {"schema_translate_map": {None: "tenant"}}}, "writes t, .* has tenant.t for it"),
+        ({"execution_options": {"schema_translate_map": {"own": "tenant"}}}, "writes own.t, .* has tenant.t for it"),
+    ],
+    ids=["serializable", "repeatable read", "static", "no schema", "schema"],
+)
+def test_an_engine_whose_declaration_a_worker_would_not_keep_is_refused(
+    seekpoint_dsn: str, group: str, new_engine: NewEngine, options: Any, said: str
+) -> None:
+    sinks: list[Any] = [Append("t", columns=["id"]), Append("own.t", columns=["id"])]
+    pipeline = Pipeline(group, topics="t", value=Json(), sinks=sinks)
+    engine = new_engine(seekpoint_dsn, **options)
+    with pytest.raises(ConfigError, match=said):
+        Worker(pipeline, engine=engine, kafka={"bootstrap.servers": "127.0.0.1:1"})
+    plain = {"isolation_level": "READ COMMITTED", "schema_translate_map": {}}
+    if "poolclass" not in options:
+        Worker(pipeline, engine=engine.execution_options(**plain), kafka={"bootstrap.servers": "127.0.0.1:1"})
 
 
 def test_iso_dates_of_any_order(seekpoint_dsn: str, seekpoint_schema: str, group: str, new_engine: NewEngine) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.pool import NullPool
 
 from seekpoint import schema as ledger_schema
@@ -23,7 +23,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.kafka.config import require_properties
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import check_connections, postgres_engine, read_url
+from seekpoint.postgres.engine import check_connections, postgres_engine, read_url, require_readable
 from seekpoint.records import Partition
 from seekpoint.worker.import_by_name import load, load_function
 from seekpoint.worker.worker import Worker
@@ -70,7 +70,9 @@ def database(text: str) -> URL:
 
 def one_off_engine(text: str) -> Engine:
     """An engine that keeps no connection open, for commands that look once and end."""
-    return check_connections(create_engine(database(text), poolclass=NullPool))
+    engine = create_engine(database(text), poolclass=NullPool)
+    event.listen(engine, "connect", require_readable, insert=True)
+    return check_connections(engine)
 
 
 def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""SQLAlchemy engines: made from a URL or given; driver, isolation level and each new connection are checked."""
+"""SQLAlchemy engines: made from a URL or given; driver, isolation level and each session that is taken are checked."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import psycopg
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 from seekpoint.errors import ConfigError
 from seekpoint.postgres import pooler
@@ -25,10 +25,11 @@ _KEEPALIVES: dict[str, Any] = {
 # Encodings that no server stores: their characters may have bytes of ASCII.
 # Source: https://www.postgresql.org/docs/current/multibyte.html, "Server?" No.
 _CLIENT_ONLY = frozenset({"BIG5", "GB18030", "GBK", "JOHAB", "SHIFT_JIS_2004", "SJIS", "UHC"})
+_CHECKED = "seekpoint_checked"  # an execution option of our engines: their sessions are checked
 
 
 def postgres_engine(engine: Engine | URL | str) -> Engine:
-    """The engine itself, or one made from a URL; refuses other drivers, async engines and AUTOCOMMIT."""
+    """An engine on the given one's pool, or one of a URL; refuses other drivers, async engines and AUTOCOMMIT."""
     if isinstance(engine, str | URL):
         url = read_url(engine)
         if url.drivername in {"postgresql", "postgres"}:
@@ -37,6 +38,7 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             _refuse(url)
         silent = {key: value for key, value in _KEEPALIVES.items() if key not in url.query}
         engine = create_engine(url, pool_pre_ping=True, connect_args=silent)
+        event.listen(engine, "connect", require_readable, insert=True)  # before SQLAlchemy itself reads anything
     if not isinstance(engine, Engine):
         raise ConfigError(
             f"engine must be a URL or a sync SQLAlchemy Engine on postgresql+psycopg, got {type(engine).__name__}; "
@@ -44,8 +46,12 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
         )
     if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
         _refuse(engine.url)
-    given = (engine.get_execution_options().get("isolation_level"), engine.dialect._on_connect_isolation_level)  # noqa: SLF001
-    if "AUTOCOMMIT" in {str(level).upper() for level in given}:
+    if isinstance(engine.pool, StaticPool):
+        raise ConfigError(
+            "the engine has a StaticPool, whose one connection a worker would share with the application: make it "
+            "without poolclass="
+        )
+    if "AUTOCOMMIT" in {_level_of_options(engine), _level_of_connections(engine)}:
         raise ConfigError(
             "the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without "
             "isolation_level"
@@ -100,33 +106,64 @@ def _refuse(url: URL) -> Engine:
     )
 
 
+def require_read_committed(engine: Engine | URL | str) -> None:
+    """Raise ConfigError for an engine whose isolation level a worker's transactions would not have."""
+    level = (_level_of_options(engine) or _level_of_connections(engine)) if isinstance(engine, Engine) else ""
+    if level in {"SERIALIZABLE", "REPEATABLE READ"}:
+        raise ConfigError(
+            f"the engine's isolation level is {level}, and a worker's transactions are READ COMMITTED: if the handler "
+            'needs no more, pass engine.execution_options(isolation_level="READ COMMITTED")'
+        )
+
+
+def _level_of_options(engine: Engine) -> str:
+    return str(engine.get_execution_options().get("isolation_level") or "").upper().replace("_", " ")
+
+
+def _level_of_connections(engine: Engine) -> str:
+    """The level of ``create_engine(isolation_level=...)``."""
+    return str(engine.dialect._on_connect_isolation_level or "").upper().replace("_", " ")  # noqa: SLF001 -- has no public name
+
+
 def check_connections(engine: Engine) -> Engine:
-    """Check each new connection of the engine once, before its first use. Returns the engine."""
-    if not event.contains(engine, "connect", _require_readable):
-        event.listen(engine, "connect", _require_readable, insert=True)  # before SQLAlchemy itself reads anything
-    if not event.contains(engine, "engine_connect", pooler.detect):
-        event.listen(engine, "engine_connect", pooler.detect)
-    return engine
+    """An engine on the same pool that checks each session it takes. The given one, and what it takes, stay as they are.
 
-
-def _require_readable(driver: object, _record: object) -> None:
-    """Raise ConfigError where psycopg could not read texts or times.
-
-    The settings are not changed: the application's own casts depend on them.
+    So a session that Seekpoint refuses is refused to Seekpoint alone: the application's own casts may depend on it.
     """
-    if not isinstance(driver, psycopg.Connection):
-        return
+    if engine.get_execution_options().get(_CHECKED):
+        return engine
+    checked = engine.execution_options(**{_CHECKED: True})
+    event.listen(checked, "engine_connect", _check_session)
+    return checked
+
+
+def _check_session(connection: Connection) -> None:
+    """Raise ConfigError for a session that cannot be used, and give it back as it is."""
+    driver = connection.connection.driver_connection
+    problem = _unreadable(driver) if isinstance(driver, psycopg.Connection) else None
+    if problem is not None:
+        connection.close()
+        raise ConfigError(f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET")
+    pooler.detect(connection)
+
+
+def require_readable(driver: object, _record: object) -> None:
+    """Raise ConfigError for a new connection that cannot be used; a listener for engines that Seekpoint makes."""
+    problem = _unreadable(driver) if isinstance(driver, psycopg.Connection) else None
+    if problem is not None:
+        raise ConfigError(f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET")
+
+
+def _unreadable(driver: psycopg.Connection[Any]) -> str | None:
+    """Why psycopg could not read texts or times of this session; None if it can. The settings are not changed."""
     encoding, style = (driver.info.parameter_status(name) or "" for name in ("client_encoding", "DateStyle"))
-    problem = None
     if encoding == "SQL_ASCII":
-        problem = "its client_encoding is SQL_ASCII, in which texts are bytes: set client_encoding=utf8"
-    elif encoding in _CLIENT_ONLY:
-        problem = (
+        return "its client_encoding is SQL_ASCII, in which texts are bytes: set client_encoding=utf8"
+    if encoding in _CLIENT_ONLY:
+        return (
             f"its client_encoding is {encoding}, where the second byte of a character may be a backslash, which COPY "
             "reads as one: set client_encoding=utf8"
         )
-    elif style and not style.startswith("ISO"):
-        problem = f"its DateStyle is {style!r}, in which psycopg reads no times: set DateStyle to ISO"
-    if problem is not None:
-        driver.close()
-        raise ConfigError(f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET")
+    if style and not style.startswith("ISO"):
+        return f"its DateStyle is {style!r}, in which psycopg reads no times: set DateStyle to ISO"
+    return None

@@ -20,7 +20,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import schema_translation, shown
+from seekpoint.postgres.engine import require_read_committed, schema_translation, shown
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.worker.health import Health, HealthBoard
 from seekpoint.worker.loop import Loop
@@ -72,6 +72,8 @@ class Worker:
             raise ConfigError(f"Worker needs a Pipeline, got {type(pipeline).__name__}")
         consumer_config(kafka, group=pipeline.group)  # refuse contradictions now, where they were written
         self.pipeline = pipeline
+        require_read_committed(engine)
+        _require_one_name(pipeline, schema_translation(engine))
         self._own_engine = not isinstance(engine, Engine)
         self._ledger = Ledger(
             engine,
@@ -336,3 +338,17 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+
+def _require_one_name(pipeline: Pipeline, translation: Mapping[str | None, str | None]) -> None:
+    """Raise ConfigError if handlers' statements would mean another table than a sink by the sink's name of it."""
+    for sink in pipeline.sinks:
+        for table in sink.tables:
+            schema, _, name = table.rpartition(".")
+            translated = translation.get(schema or None, schema or None)
+            if translated != (schema or None):
+                raise ConfigError(
+                    f"{sink!r} writes {table}, but the engine's schema_translate_map, which sinks do not use, has "
+                    f"{translated}.{name} for it: name the sink's table with its schema, or pass "
+                    "engine.execution_options(schema_translate_map={})"
+                )

@@ -32,6 +32,7 @@ SceneOn = Callable[..., Scene]
 Stop = TypeVar("Stop", bound=PartitionStopped)
 
 # Fetches of one record at a time: the client has nothing in store when the log changes under it.
+ROUNDS = 3
 SMALL_FETCHES = {**QUICK, "queued.min.messages": 1, "fetch.message.max.bytes": 60_000}
 
 
@@ -91,6 +92,53 @@ def test_i4_retention_that_overtakes_a_running_reader_stops_it(scene: Scene) -> 
     run.finish(name, 100)
     assert lost_ranges(scene) == [(stop.offset, 95, "retention")]
     scene.book.assert_holds(name, stored[: stop.offset] + stored[95:])
+
+
+def test_i4_a_decided_stop_does_not_come_back(scene: Scene, protocol: Protocol) -> None:
+    """I4: what the client reported about the position before the decision says nothing about the one after it."""
+    for _ in range(ROUNDS):
+        name, stored = scene.log(10, 4)
+        run = scene.worker(name, kafka=protocol)
+        scene.finish(run, name, stored)
+        for n in range(4):
+            scene.produce(name, 50, partition=n)
+            trim(scene.admin, name, 30, partition=n)
+        run = scene.worker(name, kafka=protocol)
+        run.seen.wait_for(events.PartitionStopped, count=4)
+        for n in range(4):
+            scene.ledger.reset_offset(name, n, 30, log=None, reason="nobody needs them", lost="retention")
+        for n in range(4):
+            run.reached(name, 60, n)
+        run.stop()
+        stops = [event.error for event in run.seen.all(events.PartitionStopped)]
+        assert sorted(stop.partition.number for stop in stops) == [0, 1, 2, 3]
+        assert all("retention has passed it" in str(stop) for stop in stops)
+
+
+def test_i4_the_stop_of_a_recreated_topic_does_not_come_back(scene: Scene, protocol: Protocol) -> None:
+    """I4: the position of the earlier topic is past the end of the new one, and that of the decision is not."""
+    for _ in range(ROUNDS):
+        name, stored = scene.log(10, 4)
+        run = scene.worker(name, kafka=protocol)
+        scene.wait_until_caught_up(name, stored)
+        scene.delete_topic(name)
+        scene.topic(4, name=name)
+        for n in range(4):
+            scene.produce(name, 5, partition=n)
+        stops = [run.seen.wait_for(events.PartitionStopped, _of(TopicRecreated, n)).error for n in range(4)]
+        mark, new = run.seen.mark(), scene.topic_id(name)
+        for stop in stops:
+            scene.ledger.reset_offset(
+                *stop.partition, 0, topic_id=new, log=None, reason="restart", lost="topic recreated"
+            )
+        for n in range(4):
+            run.reached(name, 5, n)
+        run.stop()
+        assert not run.seen.all(events.PartitionStopped, mark)
+
+
+def _of(kind: type[PartitionStopped], number: int) -> Callable[[events.PartitionStopped], bool]:
+    return lambda event: isinstance(event.error, kind) and event.partition.number == number
 
 
 def test_a_position_past_the_end_of_the_log_stops_the_partition(scene: Scene) -> None:

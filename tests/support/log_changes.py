@@ -51,9 +51,9 @@ def messages(broker: str, topic: str, partition: int = 0) -> list[Message]:
         consumer.close()
 
 
-def trim(admin: AdminClient, name: str, to: int) -> None:
+def trim(admin: AdminClient, name: str, to: int, *, partition: int = 0) -> None:
     """What retention does: ``to`` is the first offset that is left."""
-    at = TopicPartition(name, 0, to)
+    at = TopicPartition(name, partition, to)
     admin.delete_records([at])[at].result(20)
 
 

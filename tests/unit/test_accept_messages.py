@@ -111,6 +111,41 @@ def test_what_has_to_wait_moves_the_cursor_and_not_the_position() -> None:
     assert not at.has_trailing
 
 
+class Refused(Message):
+    """In the place of a record: the broker has refused this offset; -1: the log was truncated."""
+
+    def error(self) -> Any:
+        return KafkaError(KafkaError._AUTO_OFFSET_RESET)
+
+    def offset(self) -> Any:
+        return None if self._offset < 0 else self._offset
+
+
+def test_a_refused_offset_counts_if_it_is_of_the_present_assignment() -> None:
+    """I4: librdkafka's event survives a new assignment, and may be of the position before a decision."""
+    for offset, is_noted in ((9, False), (10, True), (12, True), (-1, False)):
+        made = placed()
+        made.accept_messages([Refused(0, offset)])  # type: ignore[list-item]
+        assert bool(made.out_of_range) == is_noted, offset
+
+
+def test_a_truncation_is_noted_where_a_leader_epoch_was_given_or_a_record_read() -> None:
+    """I4: the client compares no epoch that it does not have."""
+    made = placed()
+    made.activate({ZERO: Claim(ZERO, uuid4(), 1, 10, 3, uuid4())})
+    take(made, (1, 10))
+    made.accept_messages([Refused(0, -1), Refused(1, -1)])  # type: ignore[list-item]
+    assert made.out_of_range == {ZERO: None, ONE: None}
+
+
+def test_a_partition_that_is_out_of_range_is_not_assigned_again_by_the_stop_of_another() -> None:
+    made, others = placed(), list[Any]()
+    made._client.unassign = lambda partitions, kept: others.append(kept)  # type: ignore[method-assign,assignment]
+    made.accept_messages([Refused(0, 10), Refused(1, 10)])  # type: ignore[list-item]
+    made.deactivate([ZERO])
+    assert others == [{}]
+
+
 class End(Message):
     """In the place of a record: the log ends here."""
 

@@ -173,8 +173,8 @@ class Client:
         with self._in_use:
             self._paused.difference_update(read_positions)
             self._consumer.resume([_TopicPartition(*p) for p in read_positions])
-            for p, read_position in read_positions.items():  # without a seek it may take a second to begin
-                self._seek(_at(p, *read_position))
+            for p in self._assigned(read_positions):  # without a seek it may take a second to begin
+                self._seek(_at(p, *read_positions[p]))
 
     def continue_reading(self, read_positions: Mapping[Partition, tuple[int, int | None]]) -> None:
         """After a rebalance: read at once what is still assigned, from (offset, leader epoch of the record before it).

@@ -120,8 +120,8 @@ class IdleChecks:
 
         What was read before and is delayed is applied first: it may be nowhere else any more.
         """
-        active = self._partitions.active
-        at = {p: active[p] for p in self._partitions.out_of_range if p in active}
+        active, refused = self._partitions.active, self._partitions.out_of_range
+        at = {p: active[p] for p in refused if p in active}
         missing = {p: one.read_position for p, one in at.items() if one.position == one.read_position}
         if not missing:
             return
@@ -129,7 +129,21 @@ class IdleChecks:
         mismatches = topic_id_mismatches(self._ledger.group, active, answer, missing)
         self._claiming.stop_or_reclaim(mismatches)
         lost = {p: read_position for p, read_position in missing.items() if p not in mismatches}
+        for partition in self._in_range(lost):
+            self._partitions.read_again(partition)
+            del lost[partition]
         resets = {p: self._ledger.last_reset(p) for p in lost}
         by_hand = {p: str(reset) for p, reset in resets.items() if reset is not None and reset.to == lost[p]}
         self._claiming.stop_or_reclaim(classify_loss(self._ledger.group, lost, self._watermarks, by_hand))
-        self._partitions.out_of_range = at.keys() - missing.keys()
+        for partition in missing:
+            refused.pop(partition, None)
+
+    def _in_range(self, positions: Mapping[Partition, int]) -> list[Partition]:
+        """Those that the log has, where the broker has refused a later offset.
+
+        That was the client's position before an operator set an earlier one, or a log that was truncated behind ours.
+        """
+        refused = self._partitions.out_of_range
+        later = [p for p, position in positions.items() if (offset := refused[p]) is not None and offset > position]
+        logs = self._watermarks.logs(later) if later else {}
+        return [p for p, (start, end) in logs.items() if start <= positions[p] <= end]

@@ -141,8 +141,9 @@ def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | Non
 class AssignedPartitions:
     """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
 
-    ``revoked`` are partitions that Kafka took away and that were not released yet; ``out_of_range`` those whose
-    position is out of range at the broker; ``kept`` what was read and waits for the next batch; ``backlogged`` the
+    ``revoked`` are partitions that Kafka took away and that were not released yet; ``out_of_range`` the offsets that
+    the broker has refused, None where it has not named one; ``kept`` what was read and waits for the next batch;
+    ``backlogged`` the
     active ones that have a backlog, in the order in which the scheduler reads from them.
     """
 
@@ -152,7 +153,7 @@ class AssignedPartitions:
         self.claiming: dict[Partition, ClaimingPartition] = {}
         self.stopped: dict[Partition, StoppedPartition] = {}
         self.revoked: set[Partition] = set()
-        self.out_of_range: set[Partition] = set()
+        self.out_of_range: dict[Partition, int | None] = {}
         self.kept = KeptChunks()
         self._unreleased: list[Claim] = []  # claims of revoked partitions
         self._client, self._announce = client, announce
@@ -205,7 +206,7 @@ class AssignedPartitions:
         for partition, claim in claims.items():
             self.claiming.pop(partition, None)
             self.stopped.pop(partition, None)
-            self.out_of_range.discard(partition)
+            self.out_of_range.pop(partition, None)
             self.active[partition] = ActivePartition(claim, claim.next_offset, quiet_since=now)
             self._announce(events.Activated(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
 
@@ -262,9 +263,20 @@ class AssignedPartitions:
             self.claiming.setdefault(partition, ClaimingPartition(known=placed.claim))
         self.deactivate(list(self.active))
 
+    def read_again(self, partition: Partition) -> None:
+        """Read from the read position: the client has stopped there, though the log has it."""
+        placed = self.active[partition]
+        self.out_of_range.pop(partition, None)
+        self._client.assign({partition: (placed.read_position, placed.last_epoch)}, self._positions())
+        placed.is_paused = False
+
     def _positions(self) -> dict[Partition, int]:
-        """The read positions of what we may read; a partition that Kafka took away must not be assigned again."""
-        return {p: at.read_position for p, at in self.active.items() if p not in self.revoked}
+        """The read positions of what we may read, and can.
+
+        A partition that Kafka took away must not be assigned again; one that is out of range would be refused again.
+        """
+        left_out = self.revoked | self.out_of_range.keys()
+        return {p: at.read_position for p, at in self.active.items() if p not in left_out}
 
     # -- backlogs -------------------------------------------------------------------------------------
 
@@ -386,8 +398,22 @@ class AssignedPartitions:
             offset: Any = message.offset()
             if placed is not None and offset > placed.read_position:
                 placed.end = offset
-        elif error.code() == kafka.OUT_OF_RANGE and placed is not None:
-            self.out_of_range.add(partition)
+        elif error.code() == kafka.OUT_OF_RANGE:
+            self._note_out_of_range(partition, placed, message.offset())
         else:
             kafka.raise_if_fatal(error)
             self._announce(events.KafkaTrouble(error=f"{partition.topic}: {error.str()}"))
+
+    def _note_out_of_range(self, partition: Partition, placed: ActivePartition | None, offset: int | None) -> None:
+        """Note a refused offset, unless it is of an earlier assignment: the client's event survives a new one.
+
+        A truncation is reported without an offset, and only where the client had a leader epoch to compare.
+        """
+        if placed is None:
+            return
+        if offset is None:
+            is_current = placed.claim.leader_epoch is not None or placed.read_position > placed.claim.next_offset
+        else:
+            is_current = offset >= placed.read_position  # after it where the log has no records in between
+        if is_current:
+            self.out_of_range[partition] = offset

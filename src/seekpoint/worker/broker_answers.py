@@ -51,7 +51,8 @@ class ConsumerCheck:
     def __init__(self, client: Client, identity: Identity, topics: Collection[str], timeout: float) -> None:
         self._client, self._identity, self._topics, self._timeout = client, identity, topics, timeout
         self._answer: Future[bool] | None = None
-        self._answered_at = self._doubted_at = 0.0
+        self._asked_at = self._answered_at = self._doubted_at = 0.0
+        self._failures = 0  # questions in a row
 
     def doubt(self) -> None:
         """The client has reported an error: check it soon."""
@@ -65,16 +66,26 @@ class ConsumerCheck:
             return
         last = max(self._client.heard, self._answered_at)
         if monotonic() - last >= (DOUBT if self._doubted_at > last else EVERY):
-            self._identity.ask(self._topics).result()  # only while brokers answer does its silence mean anything
-            self._answer = in_background(self._client.is_answered, min(self._topics), self._timeout)
+            self._ask()
+
+    def _ask(self) -> None:
+        """Ask the consumer's brokers; only while they answer another client does its silence mean anything."""
+        failures, self._failures = self._failures, 0
+        self._identity.ask(self._topics).result()
+        self._failures, self._asked_at = failures, monotonic()
+        self._answer = in_background(self._client.is_answered, min(self._topics), self._timeout)
 
     def _take(self, answer: Future[bool]) -> None:
         self._answer = None
-        if answer.result():
-            self._answered_at = monotonic()
+        if answer.result() or self._client.heard > self._asked_at:
+            self._answered_at, self._failures = monotonic(), 0
+            return
+        self._failures += 1
+        if self._failures == 1:  # the brokers may have been away in the middle of the question
+            self._ask()
             return
         self._identity.ask(self._topics).result()
         raise ConsumerUnanswered(
-            f"no broker has answered the consumer for {self._timeout:g} s, and brokers answer another client: it is "
-            "closed, and a new one joins the group"
+            f"no broker has answered two questions of the consumer, for {self._timeout:g} s each, and brokers answer "
+            "another client: it is closed, and a new one joins the group"
         )

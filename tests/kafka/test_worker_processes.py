@@ -23,7 +23,10 @@ from support.probe import ask, free_port
 from support.waiting import until
 
 KILLS = int(os.environ.get("SEEKPOINT_KILLS", "6"))
-CLAIM = 5.0  # seconds that a claim may take here: less than the session timeout, which nothing is to wait for
+# Seconds: a process imports everything, and so do the others that start beside it; on busy cores each takes a minute.
+STARTED = 300.0
+# Seconds that a claim may take in a roll: less than the session timeout there, which nothing is to wait for.
+CLAIM, SESSION = 30.0, 45.0
 
 
 def pids(port: int) -> list[int]:
@@ -32,11 +35,11 @@ def pids(port: int) -> list[int]:
     return [one["pid"] for one in json.loads(body)["workers"] if one.get("ready")] if status == 200 else []
 
 
-def start(place: Place, count: int, port: int) -> Process:
+def start(place: Place, count: int, port: int, session: float = 6.0) -> Process:
     more = ["--workers", str(count), "--listen", f"127.0.0.1:{port}"]
-    fast = ["--kafka", "session.timeout.ms=6000", "--kafka", "heartbeat.interval.ms=500"]
+    fast = ["--kafka", f"session.timeout.ms={session * 1000:.0f}", "--kafka", "heartbeat.interval.ms=500"]
     process = place.start("run", f"{place.module(TO_TABLE)}:pipe", *place.options(), *fast, *more)
-    until(lambda: len(pids(port)) == count, f"{count} workers that are ready", 60)
+    until(lambda: len(pids(port)) == count, f"{count} workers that are ready", STARTED)
     return process
 
 
@@ -54,7 +57,7 @@ def has_replaced(port: int, killed: set[int], count: int) -> bool:
 
 
 def exactly_once(place: Place, expected: list[str]) -> None:
-    until(lambda: len(place.lines()) >= len(expected), "all records applied", 90)
+    until(lambda: len(place.lines()) >= len(expected), "all records applied", STARTED)
     assert Counter(place.lines()) == Counter(expected), "each record once"
 
 
@@ -87,8 +90,8 @@ def test_children_that_are_killed_under_load_lose_and_repeat_nothing(
             with suppress(ProcessLookupError):  # replaced meanwhile
                 os.kill(victim, signal.SIGKILL)
                 operators_account.children_killed += 1
-        until(partial(has_replaced, port, victims, 4), "4 workers again", 60)
-    until(lambda: len(place.lines()) >= len(expected), "all records applied", 90)
+        until(partial(has_replaced, port, victims, 4), "4 workers again", STARTED)
+    until(lambda: len(place.lines()) >= len(expected), "all records applied", STARTED)
     operators_account.add_rows(place.lines(), expected)
     assert records(port, place.group) > 0
     last = pids(port)
@@ -108,7 +111,7 @@ def test_metrics_are_sums_that_do_not_fall_and_sigterm_drains_all(
     until(lambda: records(port, place.group) == 2, "both children's records")
     [victim, _] = pids(port)
     os.kill(victim, signal.SIGTERM)
-    until(partial(has_replaced, port, {victim}, 2), "another worker", 60)
+    until(partial(has_replaced, port, {victim}, 2), "another worker", STARTED)
     assert records(port, place.group) == 2
     process.wait_for("ended: exit code 0; it starts again in 0.5 s")
     process.signal(signal.SIGTERM)
@@ -138,7 +141,7 @@ def test_in_a_roll_under_load_no_partition_is_without_a_worker_for_longer_than_a
     place: Place, lines: None, topic: Callable[..., str]
 ) -> None:
     place.topic, port = topic(2), free_port()
-    process = start(place, 2, port)
+    process = start(place, 2, port, SESSION)
     before = pids(port)
     place.sql(*OWNERS)
     process.signal(signal.SIGHUP)
@@ -149,7 +152,7 @@ def test_in_a_roll_under_load_no_partition_is_without_a_worker_for_longer_than_a
         place.produce([sent[-1]], partition=len(sent) % 2)
         return len(now := pids(port)) == 2 and not set(now) & set(before) and all(map(gone, before))
 
-    until(rolled, "both workers replaced", 60)
+    until(rolled, "both workers replaced", STARTED)
     exactly_once(place, sent)
     gaps = seconds_without_owner(place)
     print(f"seconds without an owner: {[round(one, 3) for one in gaps]}")
@@ -178,7 +181,7 @@ def test_a_roll_is_abandoned_onto_code_that_does_not_start_and_raises_the_versio
     assert pids(port) == before
     source.write_text(good.replace("strict=True", "strict=True, version=2"), encoding="utf-8")
     process.signal(signal.SIGHUP)
-    until(lambda: has_replaced(port, {*before}, 2) and all(map(gone, before)), "both workers replaced", 60)
+    until(lambda: has_replaced(port, {*before}, 2) and all(map(gone, before)), "both workers replaced", STARTED)
     place.produce(["later"], partition=1)
     exactly_once(place, ["after", "later"])
     process.signal(signal.SIGTERM)

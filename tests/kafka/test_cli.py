@@ -20,13 +20,16 @@ from uuid import uuid4
 import psutil
 import pytest
 from sqlalchemy import Engine, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from typer.testing import CliRunner
 
 from seekpoint import Append, Pipeline, Text
 from seekpoint.admin import admin
 from seekpoint.cli import status as cli_status
 from seekpoint.cli.app import app
+from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
+from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import Partition
 from support.cli_place import TO_TABLE, Place
 from support.command import seekpoint
@@ -196,6 +199,9 @@ def test_an_async_engine_is_refused(place: Place) -> None:
     )
     result = seekpoint("run", f"{engine}:worker", exits=2)
     assert "engine must be a URL or a sync SQLAlchemy Engine on postgresql+psycopg, got AsyncEngine" in result.stderr
+    inner = create_async_engine("postgresql+psycopg://me@nowhere/shop").sync_engine
+    with pytest.raises(ConfigError, match="driver is asynchronous: pass its URL"):
+        postgres_engine(inner)
 
 
 # -- what is wrong with the servers ----------------------------------------------------------------------

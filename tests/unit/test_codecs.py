@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from seekpoint import Bytes, Json, Text
 from seekpoint.codecs import Codec, key_decoder, value_decoder
+from seekpoint.codecs.json import explained
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import RawRecord
 from seekpoint.testing import raw
@@ -74,6 +75,32 @@ def test_what_is_not_json_is_refused(document: bytes) -> None:
     """NaN is not JSON, NUL and a byte order mark are not white space, half a surrogate pair is no text."""
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)):
         Json()(document)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (b'"\\ud800"', "a lone surrogate \\ud800 at byte 1: no text in UTF-8 has it"),
+        (b'{"a": "x\\uDC01y"}', None),
+        (b'"\\ud83d\\ude00', "Input data was truncated"),
+        (b'"\\ud800', "Input data was truncated"),
+    ],
+)
+def test_a_lone_surrogate_is_named(document: bytes, said: str | None) -> None:
+    """msgspec says of one at the end of a text that the input was truncated."""
+    with pytest.raises(msgspec.DecodeError) as refused:
+        Json()(document)
+    assert str(explained(refused.value, document)) == (said or str(refused.value))
+
+
+def test_a_model_of_pydantic_is_refused_with_its_own_decoder() -> None:
+    class Model:
+        @classmethod
+        def model_validate_json(cls, data: bytes) -> object:
+            return data
+
+    with pytest.raises(ConfigError, match=r"decode it with value=Model\.model_validate_json"):
+        Json(Model)
 
 
 def test_an_escaped_nul_is_text() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import isinf
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 import msgspec
+
+from seekpoint.errors import ConfigError
 
 _TEXT = 17  # characters: fewer are at most 15 digits and the point, and those a float has
 
@@ -57,6 +60,11 @@ class Json(Generic[V_co]):
     @overload
     def __init__(self: Json[Any], *, tombstones: bool = False) -> None: ...
     def __init__(self, type: Any = Any, *, tombstones: bool = False) -> None:  # noqa: A002
+        if hasattr(type, "model_validate_json"):
+            name = getattr(type, "__name__", type)
+            raise ConfigError(
+                f"Json({name}): msgspec makes no Pydantic models; decode it with value={name}.model_validate_json"
+            )
         self.type = type
         self.tombstones = tombstones
         self.plain: Callable[[bytes], V_co] = msgspec.json.Decoder(
@@ -68,3 +76,24 @@ class Json(Generic[V_co]):
 
     def __repr__(self) -> str:
         return f"Json({getattr(self.type, '__name__', self.type)})"
+
+
+_TRUNCATED = "Input data was truncated"  # msgspec says so of a surrogate at the end of a text, too
+_LONE = re.compile(
+    rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u)[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+
+
+def explained(error: BaseException, data: bytes | None) -> BaseException:
+    """The error of decoding these bytes; where they have a lone surrogate, one that says so."""
+    if not isinstance(error, msgspec.DecodeError) or str(error) != _TRUNCATED:
+        return error
+    if data is None or (found := _LONE.search(data)) is None:
+        return error
+    try:
+        msgspec.json.decode(data[: found.start()] + b"?" + data[found.end() :])
+    except msgspec.DecodeError as other:
+        if str(other) == _TRUNCATED:  # also without it, or there are more
+            return error
+    text = found[0].decode("ascii")
+    return msgspec.DecodeError(f"a lone surrogate {text} at byte {found.start()}: no text in UTF-8 has it")

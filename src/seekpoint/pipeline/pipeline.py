@@ -291,6 +291,8 @@ class Pipeline(Generic[V, K]):
         for sink in self.sinks:
             if isinstance(sink, type) or not isinstance(sink, Sink):
                 meant = "a function goes into handle=" if _is(sink, FunctionType) else "seekpoint.Append is one"
+                if _is(sink, type):
+                    meant = f'that is the class: write sinks=[{getattr(sink, "__name__", sink)}("table")]'
                 raise ConfigError(f"{self!r}: {sink!r} is not a sink; {meant}")
             if not any(map(sink.takes, self.codecs)):
                 raise ConfigError(f"{self!r}: {sink!r} takes none of the pipeline's topics; correct its topics=")
@@ -373,6 +375,8 @@ def _is(given: object, kind: type) -> bool:
 
 
 def _several(name: str, given: Iterable[T], kind: type) -> tuple[T, ...]:
+    if isinstance(given, type):
+        raise ConfigError(f'{name}={given.__name__}: that is the class; write {name}=[{given.__name__}("table")]')
     if _is(given, kind):
         raise ConfigError(f"{name}= takes several: write {name}=[{given!r}]")
     return tuple(given)

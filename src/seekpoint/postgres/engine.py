@@ -44,6 +44,8 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             f"engine must be a URL or a sync SQLAlchemy Engine on postgresql+psycopg, got {type(engine).__name__}; "
             "from an AsyncEngine on psycopg, pass engine.sync_engine.url or create_engine(url)"
         )
+    if engine.dialect.is_async:
+        raise ConfigError("this engine's driver is asynchronous: pass its URL, or an engine of psycopg")
     if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
         _refuse(engine.url)
     if isinstance(engine.pool, StaticPool):

@@ -28,6 +28,7 @@ from sqlalchemy import Result as StatementResult
 from sqlalchemy import text
 
 from seekpoint.codecs.arrow import Whole
+from seekpoint.codecs.json import explained
 from seekpoint.errors import CodecUnavailable, ConfigError, HandlerMisuse, Poison
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import PROCESS_EXITS, Pipeline, shown_handler
@@ -358,7 +359,7 @@ def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | No
     except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
         raise
     except BaseException as error:
-        raise Failed(error, cause) from error
+        raise Failed(explained(error, raw.value) if cause is Cause.DECODE else error, cause) from error
     return DecodedRecord(raw, record, rows)
 
 

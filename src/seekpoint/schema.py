@@ -41,7 +41,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
+from sqlalchemy.schema import CreateSchema, CreateTable, DropTable, SetTableComment
 from sqlalchemy.sql import quoted_name
 
 from seekpoint.errors import ConfigError, SchemaMismatch
@@ -49,6 +49,7 @@ from seekpoint.ledger.schema_revision import (
     HEAD,
     VERSION_TABLE,
     check,
+    compatibility,
     current,
     difference,
     refuse_other_encoding,
@@ -175,12 +176,14 @@ def version_location() -> Path:
 
 
 @contextmanager
-def step(*, to: str | None, since: str | None) -> Iterator[str]:
+def step(*, to: str | None, since: str | None, compatible_with: str | None = None) -> Iterator[str]:
     """Wrap one of Seekpoint's revision scripts: yield the schema to build in, and record the step at its end.
 
     For the scripts in ``migrations/versions`` alone. ``to`` and ``since`` are revisions, None the state
-    before the first. Recording is each step's own affair because, as a second version location, our scripts
-    are run by the host's Alembic, which knows nothing of our version table.
+    before the first. ``compatible_with`` is the oldest revision whose library works with the tables of ``to``, where
+    there is an older one: services that share a ledger are upgraded one after the other then. Recording is each step's
+    own affair because, as a second version location, our scripts are run by the host's Alembic, which knows nothing of
+    our version table.
     """
     context = op.get_context()
     schema = _chosen.get()
@@ -199,6 +202,8 @@ def step(*, to: str | None, since: str | None) -> Iterator[str]:
         _create_schema(context, schema)
     yield quoted_name(schema, None)  # in a plain str, Alembic's ALTER TABLE takes a dot for the end of a name
     _record(schema, to, since)
+    if to is not None and compatible_with is not None:
+        op.execute(SetTableComment(_marked(schema, compatibility(to, compatible_with))))
 
 
 def refuse_losing(
@@ -390,6 +395,12 @@ def _create_schema(context: MigrationContext, schema: str) -> None:
     # role whose schema was made for it. Where we can look first, we do.
     if context.as_sql or not inspect(context.connection).has_schema(schema):
         op.execute(CreateSchema(schema, if_not_exists=True))
+
+
+def _marked(schema: str, comment: str) -> Table:
+    versions = version_table(schema)
+    versions.comment = comment
+    return versions
 
 
 def _record(schema: str, to: str | None, since: str | None) -> None:

@@ -53,7 +53,7 @@ def test_a_consumer_in_the_group_that_is_no_worker(scene: Scene) -> None:
     run.stop()
 
 
-def test_our_own_worker_that_is_starting_is_no_stranger(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_worker_that_is_starting_is_no_finding(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a member before its row is written: here, the row is deleted, and written again a second later."""
     monkeypatch.setattr(check_groups, "STARTING", 30.0)
     name, _ = scene.log(10)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from sqlalchemy import Engine, inspect, text
 
 from seekpoint import schema
@@ -82,3 +84,26 @@ def test_a_ledger_that_is_there_already_is_refused_too(engine: Engine, encoding:
     with engine.begin() as connection, pytest.raises(SchemaMismatch, match=encoding):
         schema.check(connection)
     schema.downgrade(engine)
+
+
+@pytest.mark.parametrize("name", ["seekpoint", 'my "ledger"'])
+def test_a_newer_revision_that_is_marked_as_compatible_is_accepted(engine: Engine, name: str) -> None:
+    """Services that share a ledger are upgraded one after the other; the mark is of that revision alone."""
+
+    def step(to: str, since: str, compatible_with: str | None) -> None:
+        with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+            token = schema._chosen.set(name)
+            try:
+                with schema.step(to=to, since=since, compatible_with=compatible_with):
+                    pass
+            finally:
+                schema._chosen.reset(token)
+
+    schema.upgrade(engine, schema=name)
+    step("9997", schema.HEAD, schema.HEAD)
+    with engine.connect() as connection:
+        schema.check(connection, name)
+    step("9998", "9997", "9997")
+    assert "newer than revision" in complaint(engine, name)
+    step("9999", "9998", None)
+    assert "newer than revision" in complaint(engine, name), "an earlier mark is not of this revision"

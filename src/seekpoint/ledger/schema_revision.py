@@ -8,7 +8,20 @@ from __future__ import annotations
 import re
 import shlex
 
-from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, func, inspect, select
+from psycopg.sql import Identifier
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    func,
+    inspect,
+    literal,
+    select,
+)
 
 from seekpoint.errors import SchemaMismatch
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
@@ -25,7 +38,7 @@ STRANGER = (
 
 
 def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
-    """Return if the ledger's tables are at :data:`HEAD`, the revision that this library needs.
+    """Return if the ledger's tables are at :data:`HEAD`, or at a newer revision that is marked as compatible with it.
 
     Raises :class:`SchemaMismatch` when they are missing, older or newer, naming both revisions and the
     command that fixes it; and where the database's encoding is not UTF8, which cannot store every error's text.
@@ -33,8 +46,22 @@ def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     """
     refuse_other_encoding(connection)
     found = current(connection, schema)
-    if found != HEAD:
+    if found != HEAD and not (found is not None and found > HEAD and _is_compatible(connection, schema, found)):
         raise SchemaMismatch(difference(schema, found))
+
+
+def compatibility(revision: str, since: str) -> str:
+    """The comment of the version table that marks a revision: libraries of ``since`` and later work with it."""
+    return f"{revision} is compatible with {since} and later"
+
+
+def _is_compatible(connection: Connection, schema: str, found: str) -> bool:
+    """Whether the newer revision ``found`` is marked so; a mark of an earlier revision does not count."""
+    name = Identifier(schema, VERSION_TABLE).as_string()
+    oid = func.to_regclass(literal(name, Text))
+    comment = connection.scalar(select(func.obj_description(oid, literal("pg_class", Text))))
+    marked = re.fullmatch(r"(\d{4}) is compatible with (\d{4}) and later", comment or "")
+    return marked is not None and marked[1] == found and marked[2] <= HEAD
 
 
 def current(connection: Connection, schema: str = DEFAULT_SCHEMA) -> str | None:

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from seekpoint import errors
 from seekpoint.errors import ConfigError
-from seekpoint.records import Failure, Partition, Span, State, one_line
+from seekpoint.records import Failure, Partition, Span, State, error_attribute, one_line
 
 logger = logging.getLogger("seekpoint.events")
 
@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 -- one case per kind
 
 def _one_line(error: BaseException) -> str:
     """In one line; an error of the database without the statement that SQLAlchemy adds."""
-    original = getattr(error, "orig", None)
+    original = error_attribute(error, "orig")
     return one_line(original if isinstance(original, BaseException) else error)
 
 

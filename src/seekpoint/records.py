@@ -175,6 +175,14 @@ class State(StrEnum):
     SUPERSEDED = "superseded"
 
 
+def error_attribute(error: BaseException, name: str) -> Any:
+    """An exception's attribute, None where it has none; a user's exception may have a property that raises."""
+    try:
+        return getattr(error, name, None)
+    except Exception:  # noqa: BLE001 -- it says nothing about the error, and must not take its place
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why one record failed. Its texts have no NUL characters and lone surrogates: Postgres can store them.
@@ -198,9 +206,9 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, cause: Cause, *, attempts: int = 1) -> Failure:
         """Describe an exception as a failure."""
-        original = getattr(error, "orig", None)  # SQLAlchemy's wrapping adds the whole statement to the message
+        original = error_attribute(error, "orig")  # SQLAlchemy's wrapping adds the whole statement to the message
         reported = original if isinstance(original, BaseException) else error
-        state = getattr(reported, "sqlstate", None)
+        state = error_attribute(reported, "sqlstate")
         # Each part is cut by itself: one message of many megabytes would leave no room for the frames.
         trace = "".join(_bounded(part, "\n") for part in traceback.format_exception(error))
         return cls(

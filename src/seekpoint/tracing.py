@@ -15,7 +15,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from seekpoint import events
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.session import TransactionFailed
-from seekpoint.records import RawRecord
+from seekpoint.records import RawRecord, error_attribute
 from seekpoint.worker.apply import Failed
 from seekpoint.worker.open_batch import OpenBatch
 
@@ -111,7 +111,7 @@ def _type_of(error: BaseException) -> str:
     """The class of the error itself, or of the driver's."""
     while isinstance(error, TransactionFailed | Failed):
         error = error.error
-    return type(getattr(error, "orig", None) or error).__qualname__
+    return type(error_attribute(error, "orig") or error).__qualname__
 
 
 class _Links:

@@ -6,13 +6,14 @@ import logging
 import re
 import threading
 import traceback
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint import Ledger, Pipeline, Text, Worker, errors
+from seekpoint import Ledger, Pipeline, Text, Worker, errors, events
 from seekpoint.errors import (
     ConfigError,
     Fenced,
@@ -25,7 +26,8 @@ from seekpoint.errors import (
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Identity
 from seekpoint.pipeline.policy import Limits
-from seekpoint.records import Partition
+from seekpoint.postgres.sqlstates import is_transient, sqlstate
+from seekpoint.records import Cause, Failure, Partition
 from seekpoint.testing import record
 from support.public_kinds import ERRORS
 
@@ -172,3 +174,37 @@ def test_no_password_when_the_brokers_are_away(caplog: pytest.LogCaptureFixture)
         consumer.close()
     assert f"127.0.0.1:{PORT}" in str(caught.value)
     assert CANARY not in everything(caught.value) + caplog.text
+
+
+def test_an_async_on_error_is_refused() -> None:
+    """It would be accepted, and never ring."""
+
+    async def page(error: BaseException) -> None:
+        """Never awaited."""
+
+    class Pager:
+        async def __call__(self, error: BaseException) -> None:
+            """Never awaited."""
+
+    worker = Worker(PIPELINE, engine=URLS[2], kafka=KAFKA)
+    for on_error in (page, Pager(), partial(page)):
+        with pytest.raises(ConfigError, match="is an async function, and the worker's thread would never await it"):
+            worker.running(on_error=on_error)
+
+
+class PropertyError(Exception):
+    @property
+    def orig(self) -> str:
+        raise ValueError("no cause yet")
+
+    @property
+    def sqlstate(self) -> str:
+        raise ValueError("no code yet")
+
+
+def test_an_exception_whose_properties_raise_is_one_records_error() -> None:
+    error = PropertyError("the service is away")
+    assert Failure.of(error, Cause.HANDLER).error == "PropertyError: the service is away"
+    assert sqlstate(error) is None
+    assert not is_transient(error)
+    assert "the service is away" in str(events.DatabaseTrouble(error=error).as_fields())

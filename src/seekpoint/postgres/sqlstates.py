@@ -11,6 +11,8 @@ from psycopg import Error, errors
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from seekpoint.records import error_attribute
+
 # Postgres, Appendix A, by its names.
 FEATURE_NOT_SUPPORTED = "0A000"
 CARDINALITY_VIOLATION = "21000"
@@ -132,7 +134,7 @@ def driver_error(error: BaseException) -> Any:
 
 def sqlstate(error: BaseException) -> str | None:
     """The SQLSTATE of a database error, None for a lost connection or another kind of error."""
-    code = getattr(driver_error(error), "sqlstate", None)
+    code = error_attribute(driver_error(error), "sqlstate")
     return code if isinstance(code, str) else None
 
 
@@ -250,5 +252,5 @@ def is_transient_at_start(error: BaseException) -> bool:
 
     A wrong password is not waited for: the server counts the tries.
     """
-    said = str(getattr(error, "orig", None) or error).lower()
+    said = str(error_attribute(error, "orig") or error).lower()
     return is_transient(error) and not any(sentence in said for sentence in _REFUSED) and not _BAD_VALUE.search(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import signal
 import threading
@@ -239,6 +240,11 @@ class Worker:
         """
         if on_error is not None and not callable(on_error):
             raise ConfigError(f"on_error={on_error!r}: must be a function that takes the error")
+        if inspect.iscoroutinefunction(on_error) or inspect.iscoroutinefunction(type(on_error).__call__):
+            raise ConfigError(
+                f"on_error={on_error!r} is an async function, and the worker's thread would never await it: give a "
+                "function, which may hand the error to your loop with loop.call_soon_threadsafe(...)"
+            )
         seconds = None if grace is None else _seconds("grace", grace)
         return Running(self, self._announce, wait=wait, grace=seconds, on_error=on_error)
 

@@ -101,7 +101,8 @@ def test_each_promise_has_a_test_in_the_short_suite(row: tuple[object, str]) -> 
 
 
 def _subclasses(kind: type) -> Iterator[type]:
-    for each in kind.__subclasses__():
+    below: list[type] = kind.__subclasses__()
+    for each in below:
         if each.__module__.startswith("seekpoint."):
             yield each
             yield from _subclasses(each)

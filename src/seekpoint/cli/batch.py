@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import terminable
 from seekpoint.cli.job_output import left_open
-from seekpoint.cli.options import Actor, AsJson, ServerOptions, SparkOptions, command
+from seekpoint.cli.options import Actor, AsJson, RangeRecords, ServerOptions, SparkOptions, command
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import SeekpointError
@@ -34,6 +34,7 @@ def batch(
         bool, typer.Option("--pause", help="Stop workers of the group; they continue from the new offsets.")
     ] = False,
     resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this batch.")] = None,
+    range_records: RangeRecords = None,
     tasks: SparkOptions,
     servers: ServerOptions,
     actor: Actor = None,
@@ -51,6 +52,7 @@ def batch(
         ExitStack() as stack,
     ):
         more: dict[str, Any] = {"limits": of.limits, "actor": actor, "progress": progress}
+        more |= {} if range_records is None else {"range_records": range_records}
         more |= spark_session.stager(stack, of, tasks, progress.say)
         made = BatchJob(of.names[0], of.engine, of.kafka, schema=of.schema, **more)
         with _left_open(made):

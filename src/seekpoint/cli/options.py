@@ -361,10 +361,17 @@ class SparkOptions:
     ] = None
 
 
+RangeRecords = Annotated[
+    int | None,
+    typer.Option(help="Offsets of a task, at most: 300,000. Spark's tasks get fewer where slots would be idle.", min=1),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(SparkOptions):
     """Who reads the log for a reload: this process, others beside it, or Spark's tasks."""
 
+    range_records: RangeRecords = None
     processes: Annotated[
         int, typer.Option(help="Read the log in so many processes of this machine. Default: in this one.", min=0)
     ] = 0

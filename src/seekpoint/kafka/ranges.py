@@ -308,6 +308,7 @@ def _piece(messages: list[Message], partition: Partition | None = None) -> Piece
 
 
 SMALLEST = 300_000  # offsets: a task costs 0.1 s before its first record, and so many take half a second
+LEAST = 20_000  # offsets: below, a task's fixed cost is more than a slot without one loses
 MOST_TASKS = 1_000  # a schedule, and what is staged by each of them, stays small
 
 
@@ -345,13 +346,25 @@ def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
             )
 
 
-def split_ranges(ranges: Collection[Range], *, smallest: int = SMALLEST, most: int = MOST_TASKS) -> list[list[Range]]:
-    """The ranges, divided into tasks of about ``smallest`` offsets, larger if there would be more than ``most`` tasks.
+def task_size(width: int, *, smallest: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS) -> int:
+    """How many offsets a task has at most, of ``width`` in all: ``smallest``.
+
+    Fewer if there would be fewer tasks than ``slots``, down to :data:`LEAST`; more if there would be more than ``most``
+    tasks.
+    """
+    spread = max(-(-width // max(slots, 1)), LEAST)
+    return max(min(smallest, spread), -(-width // max(most, 1)), 1)
+
+
+def split_ranges(
+    ranges: Collection[Range], *, smallest: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS
+) -> list[list[Range]]:
+    """The ranges, divided into tasks of about :func:`task_size`.
 
     No offset is left out, and none is in two tasks; a task's ranges are of partitions in their order.
     """
     width = sum(range_.records_at_most for range_ in ranges)
-    size = max(smallest, -(-width // max(most, 1)), 1)
+    size = task_size(width, smallest=smallest, slots=slots, most=most)
     tasks: list[list[Range]] = []
     room = 0
     for piece in _cut(ranges, size):

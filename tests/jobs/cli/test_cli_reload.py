@@ -322,6 +322,13 @@ def test_no_password_comes_out(terminal: Terminal) -> None:
         assert "hunter2" not in terminal.run("reload", *words, "--database-url", url, exits=3).output
 
 
+def test_a_task_has_the_records_that_are_asked_for(terminal: Terminal, shop: Shop) -> None:
+    terminal.job("reload", "run", "--range-records", "20")
+    records = [row[0] for row in shop.execute("SELECT records FROM {schema}.reload_staged")]
+    assert (sum(records), max(records)) == (len(FIRST), 20)
+    assert shop.rows() == doubled(FIRST)
+
+
 # -- Spark -------------------------------------------------------------------------------------------------
 
 

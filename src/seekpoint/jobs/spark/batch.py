@@ -11,6 +11,7 @@ from seekpoint.jobs.batch import BatchDone, BatchJob
 from seekpoint.jobs.run import Progress
 from seekpoint.jobs.spark.settings import Env, portable, resolved
 from seekpoint.jobs.spark.stager import SparkStager
+from seekpoint.jobs.staging.consolidate import RANGE
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
@@ -32,12 +33,14 @@ def batch(
     limits: Limits | None = None,
     actor: str | None = None,
     progress: Progress | None = None,
+    range_records: int = RANGE,
 ) -> BatchDone:
     """Apply everything that is new in a pipeline's topics, by Spark's tasks, in one transaction with the offsets.
 
     ``pipeline`` is ``module:name``: tasks import it. ``kafka``, ``database`` and ``schema`` are as for
     :class:`SparkStager`. The group's workers wait meanwhile: ``pause=True`` stops those that are at it, otherwise a
     group that has workers is refused. ``resume`` continues the run of that id, whose driver is gone.
+    A task stages ``range_records`` offsets at most; fewer, down to 20,000, where there would be fewer than slots.
 
     Raises as :meth:`seekpoint.jobs.batch.BatchJob.run` does, ConfigError, and Spark's own exception where a task
     failed too often: the run is open then, and its note says how to resume it.
@@ -56,6 +59,7 @@ def batch(
             limits=limits,
             actor=actor,
             progress=progress,
+            range_records=range_records,
         )
         return one.run(reason=reason, pause=pause) if resume is None else one.take_over(resume, pause=pause)
     finally:

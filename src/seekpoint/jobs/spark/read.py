@@ -54,7 +54,8 @@ def read(
 
     The ends are numbers, taken now from the ledger: from ``first_offset`` to ``next_offset`` of each partition.
     ``start`` and ``end`` replace them for the partitions that they name; an end must be readable now. ``kafka`` is the
-    workers' own configuration, with :class:`Env` for passwords. Tasks read at least ``smallest`` offsets each.
+    workers' own configuration, with :class:`Env` for passwords. A task reads about ``smallest`` offsets; fewer, down to
+    20,000, where there would be fewer tasks than the session has slots.
 
     Raises ConfigError, RangeLost, RangeStuck, TopicRecreated and KafkaUnavailable here; a query raises Spark's
     exception with the same sentence in it if retention, a truncation or a new topic passes while it reads.
@@ -99,7 +100,9 @@ def frame_of(
         its = offsets.get(range_.partition, ())
         return [carried_range(range_), list(its[bisect_left(its, range_.start) : bisect_left(its, range_.end)])]
 
-    tasks = [[task(range_) for range_ in each] for each in split_ranges(ranges, smallest=smallest)]
+    tasks = [
+        [task(range_) for range_ in each] for each in split_ranges(ranges, smallest=smallest, slots=slots_of(spark))
+    ]
     with required("Spark needs pyspark", "spark"):
         # pyspark, which planning does without
         from seekpoint.jobs.spark.data_sources import MarkedSource, Source  # noqa: PLC0415
@@ -182,6 +185,12 @@ def context_of(spark: SparkSession) -> SparkContext | None:
         return spark.sparkContext
     except Exception:  # noqa: BLE001 -- what it raises is of a module that only Connect has
         return None
+
+
+def slots_of(spark: SparkSession) -> int:
+    """How many tasks the session runs at a time; 1 where that is not known (Spark Connect)."""
+    context = context_of(spark)
+    return 1 if context is None else int(context.defaultParallelism)
 
 
 def _environment(python: str) -> tuple[str, str]:

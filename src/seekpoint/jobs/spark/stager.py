@@ -19,13 +19,13 @@ from sqlalchemy.exc import ArgumentError
 
 from seekpoint.errors import ConfigError, SeekpointError, required
 from seekpoint.jobs.run import Driver, Run, transaction
-from seekpoint.jobs.spark.read import context_of, require_this_python
+from seekpoint.jobs.spark.read import context_of, require_this_python, slots_of
 from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged
 from seekpoint.jobs.staging.task_errors import task_error_of, task_errors
 from seekpoint.jobs.tables.frame_targets import Frame
 from seekpoint.jobs.tables.targets import PipelineSource
-from seekpoint.kafka.ranges import MOST_TASKS, SMALLEST
+from seekpoint.kafka.ranges import LEAST, SMALLEST, task_size
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import postgres_engine
 
@@ -87,16 +87,20 @@ class SparkStager:
         if not tasks:
             return
         require_this_python(self._spark)
+        size = task_size(
+            sum(task.range.records_at_most for task in tasks), smallest=self._smallest, slots=slots_of(self._spark)
+        )
+        parts = [Task(task.group, part) for task in tasks for part in task.range.cut(max(size, LEAST))]
         engine = postgres_engine(self._database.value() if isinstance(self._database, Env) else self._database)
         try:
-            yield from self._stage(engine, run, tasks)
+            yield from self._stage(engine, run, packed(parts, size))
         finally:
             engine.dispose()
 
-    def _stage(self, engine: Engine, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+    def _stage(self, engine: Engine, run: Run, packs: Sequence[Sequence[Task]]) -> Iterator[Staged]:
         before, heard = self._look(engine, run)
-        awaited = {(task.group, *task.range.partition, task.range.start) for task in tasks}
-        job = _Job(self._spark, self._plan(run, tasks))
+        awaited = {(task.group, *task.range.partition, task.range.start) for pack in packs for task in pack}
+        job = _Job(self._spark, self._plan(run, packs))
         executors = _Executors(self._spark, self._patience)
         try:
             while True:
@@ -122,14 +126,13 @@ class SparkStager:
         with transaction(engine, self._schema) as tx:
             return {one.attempt: one for one in all_staged(tx, run.id)}, task_errors(tx, run.staging_schema)
 
-    def _plan(self, run: Run, tasks: Sequence[Task]) -> dict[str, Any]:
+    def _plan(self, run: Run, packs: Sequence[Sequence[Task]]) -> dict[str, Any]:
         names = dict(zip(run.groups, run.pipelines, strict=True))
-        if nameless := sorted({task.group for task in tasks if not names.get(task.group)}):
+        if nameless := sorted({task.group for pack in packs for task in pack if not names.get(task.group)}):
             raise ConfigError(
                 f"tasks cannot import the pipeline of group {nameless[0]!r}, which was given as an object: name it in "
                 "Reload([...]) as 'module:name'"
             )
-        packs = _packed(tasks, self._smallest)
         return {
             "kafka": self._kafka,
             "database": portable({"url": self._database}),
@@ -222,14 +225,12 @@ class _Executors:
         return int(java.sc().getExecutorMemoryStatus().size()) - 1  # the driver is among them
 
 
-def _packed(tasks: Sequence[Task], smallest: int) -> list[list[Task]]:
-    """The tasks in their order, in packs of ``smallest`` offsets or more, as many as ``MOST_TASKS`` packs need."""
-    width = sum(task.range.records_at_most for task in tasks)
-    size = max(smallest, -(-width // MOST_TASKS))
+def packed(tasks: Sequence[Task], size: int) -> list[list[Task]]:
+    """The tasks in their order, in packs of ``size`` offsets at most; a larger task is a pack by itself."""
     packs: list[list[Task]] = []
     room = 0
     for task in tasks:
-        if room <= 0:
+        if task.range.records_at_most > room:
             packs.append([])
             room = size
         packs[-1].append(task)

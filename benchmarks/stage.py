@@ -102,13 +102,18 @@ class Stage:
         return float(sum(t["bytes"] for t in told) / records)
 
 
+# Kafka's own value: a broker that waits for a processor for a second is not shut out of its cluster.
+PATIENT = {"broker.session.timeout.ms": "9000"}
+
+
 @contextmanager
 def servers(*, kafka: bool = True, properties: Mapping[str, str] | None = None) -> Iterator[Stage]:
     """Servers of our own, or those that BENCH_BROKERS and BENCH_URL name."""
     brokers, url = os.environ.get("BENCH_BROKERS", ""), os.environ.get("BENCH_URL", "")
     with ExitStack() as started:
         if kafka and not (brokers and url):
-            pair = started.enter_context(start_pair(own=True, settings=POSTGRES, properties=properties))
+            kafka_properties = {**PATIENT, **(properties or {})}
+            pair = started.enter_context(start_pair(own=True, settings=POSTGRES, properties=kafka_properties))
             brokers, url = pair.kafka.bootstrap, str(pair.postgres.url)
         elif not url:
             url = str(started.enter_context(start_postgres(POSTGRES, own=True)).url)

@@ -38,7 +38,11 @@ class KafkaProxy(Proxy):
 
     def wait_emptied(self, asker: Asker) -> None:
         """Wait until as many answers were emptied as :meth:`empty_metadata` said."""
-        until(lambda: not self._due[asker], f"answers without brokers to a client ({asker})")
+        until(lambda: self.has_emptied(asker), f"answers without brokers to a client ({asker})")
+
+    def has_emptied(self, asker: Asker) -> bool:
+        """Whether as many answers were emptied as :meth:`empty_metadata` said."""
+        return self._due[asker] <= 0
 
     def restore(self) -> None:
         """Empty no more answers."""
@@ -87,15 +91,15 @@ class _Frames:
     """The messages of one direction: each is preceded by its length."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that are complete by now."""
         self._buffer += data
         complete = []
         while len(self._buffer) >= 4 and len(self._buffer) >= 4 + (length := _int(self._buffer, 0, 4)):
-            complete.append(self._buffer[4 : 4 + length])
-            self._buffer = self._buffer[4 + length :]
+            complete.append(bytes(self._buffer[4 : 4 + length]))
+            del self._buffer[: 4 + length]
         return complete
 
 
@@ -150,5 +154,5 @@ class _Cursor:
             self.skip(self.unsigned())
 
 
-def _int(data: bytes, at: int, size: int) -> int:
+def _int(data: bytes | bytearray, at: int, size: int) -> int:
     return int.from_bytes(data[at : at + size], "big", signed=True)

@@ -17,6 +17,7 @@ from seekpoint.records import Partition
 from seekpoint.testing.child_process import NotReached
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
+from support.kafka_proxy import Asker
 
 STORM = 8  # in a storm
 SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, %s)"
@@ -72,6 +73,18 @@ def broker_killed(context: FaultContext, fault: Fault) -> Injected:
 def broker_frozen(context: FaultContext, fault: Fault) -> Injected:
     """The broker hangs for longer than a session."""
     return _frozen(context, context.environment.pair.kafka, 1.5 * SESSION_MS / 1000)
+
+
+def metadata_emptied(context: FaultContext, fault: Fault) -> Injected:
+    """The broker answers several times that there are no brokers, as one does that was away.
+
+    To the consumers, or to the workers' other clients.
+    """
+    mark, at, proxy = context.log.mark(), monotonic(), context.environment.kafka_proxy
+    asker: Asker = "consumer" if fault.early else "other"
+    proxy.empty_metadata(asker, WORKERS)
+    context.log.until(lambda: proxy.has_emptied(asker), f"answers without brokers ({asker})")
+    return Injected(at, EVERY, mark, over=monotonic())
 
 
 # -- membership -----------------------------------------------------------------------------------------

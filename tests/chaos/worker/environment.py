@@ -23,10 +23,13 @@ from chaos.worker.worker_pool import BROKER, Standbys, WorkerPool
 from seekpoint import schema
 from seekpoint.testing.child_process import NotReached
 from seekpoint.testing.servers.pair import start_pair
+from seekpoint.testing.servers.process import free_port
+from support.kafka_proxy import KafkaProxy
 
 PARTITIONS = 6
 # The log writer sleeps as long as it may: a crash without synchronous commit shall lose something.
 POSTGRES = {"wal_writer_delay": "10s"}
+KAFKA: Mapping[str, Any] = {"reconnect.backoff.max.ms": 300, "topic.metadata.refresh.interval.ms": 1000}
 CREATE = f"""
 CREATE TABLE {TABLE} (
   seq bigserial, topic text, partition int, "offset" bigint, worker text CHECK (worker <> 'refused'));
@@ -46,7 +49,9 @@ class Environment:
         self.folder = Path(tempfile.mkdtemp(prefix="seekpoint-chaos-"))
         self.log = EventLog()
         self._standbys = Standbys(WORKERS, self.folder)
-        self.pair = start_pair(own=True, settings=POSTGRES, properties=BROKER)
+        port = free_port()
+        self.kafka_proxy = KafkaProxy("127.0.0.1", port)
+        self.pair = start_pair(own=True, settings=POSTGRES, properties=BROKER, proxied=(port, self.kafka_proxy.port))
         self.dsn = self.pair.postgres.dsn
         self.engine = create_engine(self.pair.postgres.url, pool_pre_ping=True)
         schema.upgrade(self.engine)
@@ -66,6 +71,7 @@ class Environment:
         self._standbys.close()
         self.engine.dispose()
         self.pair.close()
+        self.kafka_proxy.close()
 
     def _admin(self) -> AdminClient:
         return AdminClient(
@@ -98,7 +104,7 @@ class Environment:
             "topic": self.topic,
             "table": TABLE,
             "partitions": PARTITIONS,
-            "kafka": {"bootstrap.servers": self.pair.kafka.bootstrap, "reconnect.backoff.max.ms": 300},
+            "kafka": {"bootstrap.servers": self.kafka_proxy.bootstrap, **KAFKA},
         }
         return WorkerPool(plan, what, self.pair.postgres.url, self._standbys, self.log)
 

@@ -41,6 +41,7 @@ KINDS = (
     "postgres_frozen",
     "broker_killed",
     "broker_frozen",
+    "metadata_emptied",
     "join",
     "leave",
     "rewind",

@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from chaos.worker import freezes
 from chaos.worker.checks import account
 from chaos.worker.event_log import EventLog, WorkerEvent
 from chaos.worker.report import Report
@@ -23,6 +24,7 @@ SAMPLE = (
     "commit_cut_before",
     "commit_cut_after",
     "postgres_killed",
+    "metadata_emptied",
     "rewind",
     "poison",
     "crashing_record",
@@ -124,3 +126,9 @@ def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> No
     assert written["records"] > 0
     assert written["transactions"] > written["small_transactions"] > 0
     assert written["dead_lettered"] > 0
+
+
+@pytest.mark.long
+def test_after_a_thaw_of_the_broker_every_worker_commits_again() -> None:
+    """`python tests/chaos/worker/freezes.py` freezes it thirty times."""
+    assert freezes.run(1, SEED) < freezes.SOON

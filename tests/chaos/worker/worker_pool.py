@@ -32,6 +32,8 @@ BROKER = {
     "group.consumer.session.timeout.ms": str(SESSION_MS),
     "group.consumer.heartbeat.interval.ms": "200",
 }
+# Of every other worker: after an answer without brokers its clients never look for one again; others seldom do not.
+FORGETFUL = {"metadata.recovery.strategy": "none"}
 
 
 class Standbys:
@@ -145,7 +147,8 @@ class WorkerPool:
         worker = WorkerProcess(name, self._standbys.take(), self.log, self._dsn)
         self.workers.append(worker)
         worker.expected_to_end = bool(break_at and break_at["do"] == "kill")
-        worker.order(**self._what, name=name, dsn=worker.proxy.dsn, break_at=break_at)
+        kafka = {**self._what["kafka"], **(FORGETFUL if self._born % 2 else {})}
+        worker.order(**{**self._what, "kafka": kafka}, name=name, dsn=worker.proxy.dsn, break_at=break_at)
         return worker
 
     def victim(self, number: int) -> WorkerProcess:

@@ -37,9 +37,6 @@ SETTINGS: Mapping[str, str] = {
     "share.coordinator.state.topic.num.partitions": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
-    # A broker killed -9 is only let in again when its old registration has expired.
-    "broker.session.timeout.ms": "1000",
-    "broker.heartbeat.interval.ms": "250",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "500",
     # group.protocol=consumer takes its times from the broker, not from the client.
@@ -53,6 +50,10 @@ SETTINGS: Mapping[str, str] = {
     "log.cleaner.backoff.ms": "500",
     "log.cleaner.dedupe.buffer.size": "8388608",
 }
+
+#: Of a broker that is there to be broken: killed -9, it is let in again when its old registration has expired. One that
+#: has to wait for a processor for so long is shut out, too, and answers that there are no brokers.
+BREAKABLE: Mapping[str, str] = {"broker.session.timeout.ms": "1000", "broker.heartbeat.interval.ms": "250"}
 
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
@@ -130,10 +131,9 @@ def start_kafka(
     if brokers and not (own or proxied or properties):
         remedy = f"start that broker, or unset {BROKERS_VARIABLE}"
         server = KafkaServer(None, brokers, f"Kafka at {brokers} (given)", remedy)
-    elif docker_answers():
-        server = _contained(proxied, properties or {})
     else:
-        server = _from_jars(proxied, properties or {}, progress)
+        settings = {**(BREAKABLE if own else {}), **(properties or {})}
+        server = _contained(proxied, settings) if docker_answers() else _from_jars(proxied, settings, progress)
     server.start()
     return server
 

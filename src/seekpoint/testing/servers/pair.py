@@ -48,15 +48,16 @@ def start_pair(
     own: bool = False,
     settings: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
+    proxied: tuple[int, int] | None = None,
     progress: Callable[[str], None] = to_stderr,
 ) -> Pair:
     """Start both servers, and return them when both serve; if one fails, the other is removed.
 
-    ``own``, ``settings`` (Postgres') and ``properties`` (Kafka's) are those of
+    ``own``, ``settings`` (Postgres'), ``properties`` and ``proxied`` (Kafka's) are those of
     :func:`.start_postgres` and :func:`.start_kafka`, and so are the errors.
     """
     with ThreadPoolExecutor(max_workers=2) as pool:
-        broker = pool.submit(start_kafka, own=own, properties=properties, progress=progress)
+        broker = pool.submit(start_kafka, own=own, properties=properties, proxied=proxied, progress=progress)
         database = pool.submit(start_postgres, settings, own=own)
         try:
             return Pair(database.result(), broker.result())

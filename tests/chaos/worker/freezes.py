@@ -1,0 +1,164 @@
+"""Freeze a broker again and again, under each group protocol: after each thaw every worker commits again in time.
+
+python tests/chaos/worker/freezes.py --freezes 30 --seed N
+
+Clients have librdkafka's own settings, and workers their default limits. A broker that was frozen for longer than
+``broker.session.timeout.ms`` (nine seconds) answers that there are no brokers until it is let in again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from sqlalchemy import Engine, create_engine
+
+if __name__ == "__main__":  # run by path: the package is the folder around this file
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from seekpoint import Worker, events, schema
+from seekpoint.testing.servers.pair import Pair, start_pair
+from support.recorded_rows import Book, Stream
+from support.waiting import until
+
+PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
+    "eager": {},
+    "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
+    "consumer": {"group.protocol": "consumer"},
+}
+# A broker's own values: those of the test servers are shorter.
+BROKER = {
+    "broker.session.timeout.ms": "9000",
+    "broker.heartbeat.interval.ms": "2000",
+    "group.consumer.session.timeout.ms": "45000",
+    "group.consumer.heartbeat.interval.ms": "5000",
+}
+WORKERS, PARTITIONS = 2, 4
+SHORTEST, LONGEST = 2.0, 20.0  # seconds of a freeze
+SOON = 15.0  # seconds in which every worker must have committed after the thaw
+
+
+class Commits:
+    """When each worker has committed last; an observer for each."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._changed = threading.Condition()
+
+    def of(self, name: str) -> Callable[[events.Event], None]:
+        """An observer of this worker."""
+
+        def note(event: events.Event) -> None:
+            if isinstance(event, events.Committed):
+                with self._changed:
+                    self._last[name] = monotonic()
+                    self._changed.notify_all()
+
+        return note
+
+    def missing(self, names: list[str], since: float, within: float) -> list[str]:
+        """Wait until all of these have committed since then; those that have not, after so many seconds."""
+
+        def late() -> list[str]:
+            return [name for name in names if self._last.get(name, 0.0) < since]
+
+        with self._changed:
+            self._changed.wait_for(lambda: not late(), within)
+            return late()
+
+
+class Groups:
+    """The workers of one group for each protocol, each group with a topic of its own."""
+
+    def __init__(self, pair: Pair, engine: Engine, stack: ExitStack) -> None:
+        self.commits, self.names = Commits(), list[str]()
+        self._streams: dict[str, Stream] = {}
+        self._pair, self._engine, self._stack = pair, engine, stack
+        self._book = Book(engine, "seekpoint").create()
+        admin = AdminClient({"bootstrap.servers": pair.kafka.bootstrap})
+        for protocol in PROTOCOLS:
+            topic = f"freezes-{protocol}-{secrets.token_hex(3)}"
+            admin.create_topics([NewTopic(topic, PARTITIONS, 1)], operation_timeout=20)[topic].result(30)
+            self._begin(protocol, topic)
+
+    def _begin(self, protocol: str, topic: str) -> None:
+        kafka = {"bootstrap.servers": self._pair.kafka.bootstrap, **PROTOCOLS[protocol]}
+        for number in range(WORKERS):
+            name = f"{protocol} {number}"
+            pipeline = self._book.pipeline(topic, topic)
+            worker = Worker(pipeline, engine=self._engine, kafka=kafka, observe=[self.commits.of(name)])
+            self._stack.enter_context(worker.running())
+            self.names.append(name)
+        self._streams[topic] = Stream(self._pair.kafka.bootstrap, topic, PARTITIONS, 100)
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Produce to every topic; then wait for the workers, and compare: every record is there, once."""
+        with ExitStack() as streams:
+            for stream in self._streams.values():
+                streams.enter_context(stream)
+            yield
+        for topic, stream in self._streams.items():
+            until(partial(self._has_all, topic, stream), f"all records of {topic}", 60)
+            self._book.assert_holds(topic, stream.stored)
+
+    def _has_all(self, topic: str, stream: Stream) -> bool:
+        return len(self._book.written(topic)) >= len(stream.stored)
+
+
+def run(freezes: int, seed: int, *, longest: float = LONGEST, show: Callable[[str], None] = print) -> float:
+    """Freeze so often; returns the longest time from a thaw to the last worker's commit. Raises AssertionError."""
+    chance, worst, pause = random.Random(seed), 0.0, threading.Event()
+    show(f"freezes: seed {seed}")
+    with ExitStack() as servers:
+        pair = servers.enter_context(start_pair(own=True, properties=BROKER))
+        engine = create_engine(pair.postgres.url, pool_size=20)
+        servers.callback(engine.dispose)
+        schema.upgrade(engine)
+        with ExitStack() as running:
+            groups = Groups(pair, engine, running)
+            with groups.load():
+                assert not groups.commits.missing(groups.names, monotonic(), 60), "each worker commits at first"
+                for number in range(1, freezes + 1):
+                    frozen = chance.uniform(SHORTEST, longest)
+                    seconds, late = _freeze(pair, groups, frozen)
+                    worst = max(worst, seconds)
+                    show(f"{number:3}/{freezes}  frozen for {frozen:4.1f} s, all commit after {seconds:4.1f} s")
+                    assert not late, f"seed {seed}, freeze {number}: no commit within {SOON:g} s of {', '.join(late)}"
+                    pause.wait(chance.uniform(0.5, 3.0))
+    show(f"worst: {worst:.1f} s")
+    return worst
+
+
+def _freeze(pair: Pair, groups: Groups, seconds: float) -> tuple[float, list[str]]:
+    """Seconds from the thaw to the last worker's commit, and the workers that have not committed in time."""
+    pair.kafka.freeze()
+    threading.Event().wait(seconds)
+    pair.kafka.thaw()
+    thawed = monotonic()
+    late = groups.commits.missing(groups.names, thawed, SOON)
+    return monotonic() - thawed, late
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--freezes", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32))
+    given = parser.parse_args()
+    run(given.freezes, given.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -121,7 +121,7 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
 
     @property
     def may_be_of_input(self) -> bool:
-        """Whether the server may have been reading a value: an Upsert writes by COPY next, which tells."""
+        """Whether the server may have been reading a value: an Upsert writes by COPY next, whose errors name it."""
         return self.fault is Fault.PROGRAM and self.sink is not None and may_be_of_input(sqlstate(self.error))
 
     @property

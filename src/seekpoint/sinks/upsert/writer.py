@@ -225,7 +225,7 @@ class UpsertWriter:
             elif code is not None and fault_of_error(error) is Fault.DATA:
                 raise self._unknown(error) from error
             elif may_be_of_input(code):
-                self._strategies.was_refused()  # by COPY the server tells whether it was reading a value
+                self._strategies.was_refused()  # by COPY the server names the value that it was reading
             raise
 
     def _unknown(self, cause: Exception) -> RowRefused:

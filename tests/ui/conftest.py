@@ -121,4 +121,4 @@ def refreshed(tab: Page, times: int = 1) -> None:
 def carry_out(tab: Page, reason: str) -> None:
     """Give a reason for the plan of this tab, and send its form."""
     tab.get_by_label("Reason").fill(reason)
-    tab.get_by_role("button", name="Carry it out").click()
+    tab.locator("form.apply button").click()

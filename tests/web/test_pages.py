@@ -15,6 +15,7 @@ from sqlalchemy import Engine, create_engine, text
 
 import seekpoint.web
 from seekpoint.admin import Admin, GroupStatus
+from seekpoint.ledger import Ledger
 from seekpoint.ledger.schema_revision import HEAD
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.web import pages
@@ -237,6 +238,39 @@ def test_a_parameter_that_is_not_known_is_refused(console: Console, desk: Desk, 
     assert page.status_code == 400
     assert "there is no parameter" in page.text
     assert browser.get("/plan?action=discard&group=g&id=7").status_code == 400
+
+
+def test_equal_stops_are_one_box_and_buttons_say_what_they_do(
+    console: Console, desk: Desk, seekpoint_engine: Engine
+) -> None:
+    """Retention has passed three partitions by 971 offsets each; headroom is in records, as no time is known."""
+    schema = desk.ledger.schema
+    with seekpoint_engine.begin() as tx:
+        tx.execute(
+            text(
+                f"UPDATE \"{schema}\".partition_offset SET stop_kind = 'OffsetLost', stop_offset = next_offset, "
+                "stop_message = 'retention', stop_choices = '{}', stopped_at = now(), stop_log_end = 9000"
+            )
+        )
+        tx.execute(
+            text(
+                f'INSERT INTO "{schema}".position_sample (consumer_group, topic, partition, topic_id, next_offset, '
+                "log_start, log_end) SELECT consumer_group, topic, partition, topic_id, next_offset, next_offset + 971, 9000 "
+                f'FROM "{schema}".partition_offset'
+            )
+        )
+    browser = console(allow_actions=True)
+    page = browser.get("/group?group=g").text
+    assert page.count('<section class="stop">') == 1
+    assert "3 partitions of t" in page
+    assert "Give up 2,913 offsets of 3 partitions of t…" in page
+    assert "action=accept-lost&amp;group=g&amp;topic=t" in page
+    assert "-971 records" in page
+    assert "Give up 971 offsets of t/1…" in browser.get("/partition?group=g&topic=t&partition=1").text
+    pause = browser.get("/plan?action=pause&group=g").text
+    assert '<button class="primary">Pause g</button>' in pause
+    Ledger(seekpoint_engine, "g", schema=schema).pause(reason="an index", actor="ada")
+    assert "Last action: pause by ada, " in browser.get("/group?group=g").text
 
 
 def test_the_history_has_filters_and_pages(console: Console, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

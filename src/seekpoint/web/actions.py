@@ -19,6 +19,7 @@ from seekpoint.admin import AcceptPlan, Admin, PausePlan, ResetPlan, ResetTo
 from seekpoint.errors import ConfigError, Fenced, KafkaUnavailable
 from seekpoint.records import Partition
 from seekpoint.web.filters import FILTER, where_of
+from seekpoint.web.present import deed
 from seekpoint.web.reading import Reads, check_revision
 from seekpoint.web.site import Asked, Page, Site, error_page
 
@@ -99,6 +100,7 @@ class Actions:
         title = f"{action.replace('-', ' ').capitalize()}: {plan.group}"
         shown: dict[str, Any] = {"action": action, "plan": plan, "packed": packed.decode(), "token": token}
         shown |= {"asked": urlencode(asked.parameters), "refusal": None, "reason": reason}
+        shown["deed"], shown["gives_up"] = ("", False) if plan.is_done else _deed(plan)
         page = Page("plan", title, plan, shown, is_live=False)
         if refusal is None:
             return page
@@ -161,6 +163,15 @@ class Actions:
             case PausePlan() | AcceptPlan():
                 self._admin.apply(plan, reason=reason, actor=actor)
         return f"group?{urlencode({'group': plan.group})}"
+
+
+def _deed(plan: Plan) -> tuple[str, bool]:
+    match plan:
+        case DiscardPlan():
+            return f"Discard {len(plan.ids):,} dead letters", True
+        case ReplayPlan():
+            return f"Replay {len(plan.ids):,} dead letters", False
+    return deed(plan)
 
 
 def _place(asked: Asked) -> Partition | str | None:

@@ -81,6 +81,8 @@ class Pages:
                 "samples": [{"partition": at, "samples": each} for at, each in drawn.items()],
                 "number": shown,
                 "pages": pages,
+                "boxes": present.stop_boxes(name, group.partitions),
+                "last": next(iter(admin.history(name, limit=1)), None),
                 "explanation": admin.explain(name),
                 "lost": admin.lost([name], limit=LOST),
             }

@@ -8,7 +8,15 @@ from datetime import UTC, datetime, timedelta
 
 from markupsafe import Markup
 
-from seekpoint.admin import GroupStatus, GroupSummary, PartitionStatus, Sample
+from seekpoint.admin import (
+    AcceptPlan,
+    GroupStatus,
+    GroupSummary,
+    PartitionStatus,
+    PausePlan,
+    ResetPlan,
+    Sample,
+)
 from seekpoint.ledger.dead_letters import name_bytes
 from seekpoint.ledger.positions import Stop
 
@@ -96,6 +104,71 @@ def choices_of(group: str, line: PartitionStatus, stop: Stop) -> list[Choice]:
             topic: dict[str, str | int] = {"action": "accept-topic", "group": group, "topic": at.topic}
             return [Choice("Read the new topic from its beginning", topic)]
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class StopBox:
+    """Stops that one decision resolves: all of a topic with the same cause, or one alone."""
+
+    lines: Sequence[PartitionStatus]
+    stop: Stop
+    choices: Sequence[Choice]
+
+    @property
+    def title(self) -> str:
+        """Where they are."""
+        first = self.lines[0].position.partition
+        if len(self.lines) == 1:
+            return f"{first} at offset {self.stop.offset:,}"
+        return f"{len(self.lines)} partitions of {first.topic}"
+
+
+def stop_boxes(group: str, partitions: Sequence[PartitionStatus]) -> list[StopBox]:
+    """The stops of these partitions; those by retention and by a topic that was created again are one box a topic."""
+    together: dict[tuple[object, ...], list[PartitionStatus]] = {}
+    for line in partitions:
+        if (stop := line.position.stop) is not None:
+            at = line.position.partition
+            is_shared = stop.kind == "TopicRecreated" or (stop.kind == "OffsetLost" and (line.headroom or 0) < 0)
+            together.setdefault((stop.kind, at.topic, is_shared or at.number), []).append(line)
+    return [_stop_box(group, lines) for lines in together.values()]
+
+
+def _stop_box(group: str, lines: Sequence[PartitionStatus]) -> StopBox:
+    first, stop = lines[0], lines[0].position.stop
+    assert stop is not None
+    choices = choices_of(group, first, stop)
+    if len(lines) > 1 and stop.kind == "OffsetLost":
+        topic, lost = first.position.partition.topic, -sum(line.headroom or 0 for line in lines)
+        accept: dict[str, str | int] = {"action": "accept-lost", "group": group, "topic": topic}
+        choices = [Choice(f"Give up {lost:,} offsets of {len(lines)} partitions of {topic}", accept)]
+    return StopBox(lines, stop, choices)
+
+
+def deed(plan: object) -> tuple[str, bool]:
+    """What the button of a plan does, in its own words; and whether records are given up by it."""
+    match plan:
+        case PausePlan():
+            return f"{'Pause' if plan.paused else 'Resume'} {plan.group}", False
+        case ResetPlan():
+            many = len(plan.moves)
+            where = str(plan.moves[0].at) if many == 1 else f"{many:,} partitions"
+            return f"Reset {where}", any(reset.gone or reset.direction == "forward" for reset in plan.moves)
+        case AcceptPlan():
+            one = plan.acceptances[0]
+            where = str(one.partition) if len(plan.acceptances) == 1 else f"{len(plan.acceptances):,} partitions"
+            if one.new_topic_id is not None:
+                return f"Read the new topic {one.partition.topic}", True
+            given_up = sum(abs(each.to_offset - each.from_offset) for each in plan.acceptances)
+            return f"Give up {given_up:,} offsets of {where}", True
+    return "", False
+
+
+def headroom(line: PartitionStatus | GroupSummary) -> str:
+    """In time; in records where time is not known, as retention has deleted nothing lately."""
+    if line.headroom_seconds is None and line.headroom is not None:
+        return f"{line.headroom:,} records"
+    return age(line.headroom_seconds)
 
 
 def number(value: float | None) -> str:

@@ -255,7 +255,8 @@ def test_equal_stops_are_one_box_and_buttons_say_what_they_do(
         tx.execute(
             text(
                 f'INSERT INTO "{schema}".position_sample (consumer_group, topic, partition, topic_id, next_offset, '
-                "log_start, log_end) SELECT consumer_group, topic, partition, topic_id, next_offset, next_offset + 971, 9000 "
+                "log_start, log_end) SELECT consumer_group, topic, partition, topic_id, next_offset, "
+                "next_offset + 971, 9000 "
                 f'FROM "{schema}".partition_offset'
             )
         )

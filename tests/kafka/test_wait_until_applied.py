@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import psycopg
 
 from seekpoint import Ledger, Partition
 from seekpoint.cli.status import RetryStatus
-from seekpoint.errors import ConfigError, NotApplied, SeekpointError
+from seekpoint.errors import ConfigError, NotApplied, OffsetLost, SeekpointError
 from seekpoint.ledger import Passed, wait
 from seekpoint.ledger.claim import Attempt
 from seekpoint.ledger.schema_connection import GroupConnection
@@ -397,6 +397,19 @@ def test_it_says_what_the_partition_waits_for(desk: Desk) -> None:
     assert "offset 5 crashed the processes that tried it, 1 so far, or they died beside it" in str(late(desk))
     desk.ledger.pause(reason="an index", actor="ada")
     assert "The group is paused by ada (an index): resume it: seekpoint groups resume" in str(late(desk))
+
+
+def test_a_wait_behind_a_stop_ends_at_once_and_says_what_stopped_the_partition(desk: Desk) -> None:
+    """Without an operator's decision the record is not applied, however long the timeout is."""
+    stop = OffsetLost(HERE, 5, "retention has deleted the records up to offset 9")
+    stop.token = desk.claims[0].token
+    desk.ledger.record_stops([stop])
+    for offset in (5, 7):
+        error = late(desk, offset=offset, timeout=3600)
+        assert (error.offset, error.position) == (offset, 5)
+        reason = "has stopped the partition at offset 5 (retention has deleted the records up to offset 9)"
+        assert f"not applied: group 'g' {reason}, until an operator decides" in str(error)
+    assert desk.ledger.wait_until_applied("t", 0, 4, timeout=0).applied
 
 
 def test_it_says_that_no_worker_has_claimed(desk: Desk) -> None:

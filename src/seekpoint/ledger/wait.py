@@ -36,7 +36,7 @@ SHORTEST, LONGEST, SHARE = 0.005, 0.1, 0.25
 _offset, _group, _action, _dead_letter = partition_offset.c, consumer_group.c, admin_action.c, dead_letter.c
 _asked = bindparam("asked_offset", type_=BigInteger)
 _row = sql.is_at(_offset)
-PASSED_YET = select(_offset.next_offset, _offset.topic_id).where(*_row)
+PASSED_YET = select(_offset.next_offset, _offset.topic_id, _offset.stop_kind).where(*_row)
 
 # The last reset across the offset: forwards, the record was not read since; backwards, it was read again before the
 # position could be past it once more.
@@ -172,6 +172,8 @@ def wait(look: Look, wanted: Wanted) -> Passed:
                 met = True
                 if row.next_offset > wanted.offset and (passed := _passed(look, wanted, topic_id)) is not None:
                     return passed
+                if row.stop_kind is not None and row.next_offset <= wanted.offset:
+                    raise _stopped(look, wanted)  # it does not move before an operator has decided
             elif met:
                 raise _recreated(wanted, row, topic_id)
         waited = monotonic() - began
@@ -227,6 +229,17 @@ def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
         f"topic {wanted.partition.topic!r} was recreated meanwhile: the stored offset belonged to topic id {topic_id}, "
         f"now to {row.topic_id}. What became of a record of the old topic, they no longer say; for one of the new, "
         f"wait again, with topic_id=UUID('{row.topic_id}')",
+    )
+
+
+def _stopped(look: Look, wanted: Wanted) -> NotApplied:
+    row = wanted.ask(look, PROGRESS)
+    if row is None or row.stop_kind is None:
+        return wanted.missed(None if row is None else row.next_offset, "its partition was stopped just now: wait again")
+    return wanted.missed(
+        row.next_offset,
+        f"not applied: group {row.consumer_group!r} has stopped the partition at offset {row.stop_offset} "
+        f"({row.stop_message}), until an operator decides: see `seekpoint status`",
     )
 
 

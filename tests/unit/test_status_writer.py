@@ -43,3 +43,20 @@ def test_a_worker_without_partitions_writes_its_row_as_seldom_as_others_and_at_i
     writer.end()
     assert written.get(timeout=10) == status_writer.ENDED
     assert written.empty()
+
+
+def test_a_worker_in_a_long_transaction_writes_its_row_and_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be "no worker" after a minute, and alarm, while its handler works."""
+    written = SimpleQueue[tuple[str, str | None]]()
+    tables = SimpleNamespace(seen=lambda state, trouble: written.put((state, trouble)), prune=lambda _: None)
+    monkeypatch.setattr(status_writer, "StatusTables", lambda *_: tables)
+    ledger: Any = SimpleNamespace(limits=Limits(lag_check=0.01, sample_positions=0))
+    ledger.apart = lambda: ledger
+    in_hand: list[str | None] = [None]
+    writer = StatusWriter(ledger, None, {}, lambda _: None, in_hand=lambda: in_hand[0])  # type: ignore[arg-type]
+    writer.show("running", (), 100)
+    assert written.get(timeout=10) == ("running", None)
+    in_hand[0] = "in a transaction for 160 s, 8,298 records"
+    for _ in range(2):
+        assert written.get(timeout=10) == ("running", "in a transaction for 160 s, 8,298 records")
+    writer.end()

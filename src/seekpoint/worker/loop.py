@@ -313,6 +313,7 @@ class Loop:
             self._announce,
             client_id=self._config.get("client.id"),
             poll_replay_requests=self._requests.check,
+            in_hand=self._committer.in_hand,
         )
         self._is_open = True
         self._assignment.join()

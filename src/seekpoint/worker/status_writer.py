@@ -39,6 +39,7 @@ class _Status:
 class StatusWriter:
     """Writes a worker's row, samples of its positions and of their logs, and what its pipeline declares (by topic).
 
+    ``in_hand`` says what the worker's thread does while it shows no status for long: a transaction with a slow handler.
     Where a status is not written yet when the next one comes, it is left out. Of errors in a row the first one is
     announced, by the worker's thread.
     """
@@ -52,11 +53,13 @@ class StatusWriter:
         *,
         client_id: str | None = None,
         poll_replay_requests: Callable[[], None] = lambda: None,
+        in_hand: Callable[[], str | None] = lambda: None,
     ) -> None:
         process = WorkerProcess(socket.gethostname(), os.getpid(), client_id, version("seekpoint"))
         # On connections of its own: display delays no claim, also where a write hangs and the pool has two.
         self._tables, self._watermarks, self._announce = StatusTables(ledger.apart(), process), watermarks, announce
-        self._poll_replay_requests = poll_replay_requests
+        self._poll_replay_requests, self._in_hand = poll_replay_requests, in_hand
+        self._state = "running"  # the one that was written last
         self._declared = dict(declared)  # what is not stored yet
         self._every, self._sample_every = ledger.limits.lag_check, ledger.limits.sample_positions
         self._show_at = self._write_at = self._sample_at = self._prune_at = 0.0
@@ -107,6 +110,7 @@ class StatusWriter:
                 if has_ended:
                     return
                 self._error_of(self._poll_replay_requests)  # the worker is in a long handler, and is alive
+                self._error_of(self._write_in_hand)
                 continue
             errors = [self._error_of(partial(self._write, status))]
             if not has_ended:
@@ -132,7 +136,13 @@ class StatusWriter:
             status, self._next = self._next, None
             return status, self._has_ended
 
+    def _write_in_hand(self) -> None:
+        """The worker's row while its thread is in a long transaction: else it would count as gone after a minute."""
+        if (in_hand := self._in_hand()) is not None:
+            self._tables.seen(self._state, in_hand)
+
     def _write(self, status: _Status) -> None:
+        self._state = status.state
         self._tables.seen(status.state, status.trouble)
         claimed = {p.topic for p in status.partitions}
         if new := {topic: one for topic, one in self._declared.items() if topic in claimed}:

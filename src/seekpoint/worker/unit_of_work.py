@@ -88,6 +88,7 @@ class Committer:
         size: BatchSize | None = None,
     ) -> None:
         self._size = size or BatchSize(ledger.limits, adapts=False)
+        self._open: tuple[float, OpenBatch] | None = None  # the batch in hand, and since when
         self._began = 0.0  # when the attempt in hand began
         self._ledger, self._pipeline, self._owner, self._announce = ledger, pipeline, owner, announce
         self._tracer = tracer
@@ -119,6 +120,20 @@ class Committer:
         any error that may pass run the same transaction again from the kept records: hold lets the ledger say
         whether it already happened. Where a record is at fault, the next attempt searches for it.
         """
+        self._open = monotonic(), batch
+        try:
+            self._commit(batch)
+        finally:
+            self._open = None
+
+    def in_hand(self) -> str | None:
+        """For how long the batch in hand has been applied, and its records; None between two. For other threads."""
+        if (in_hand := self._open) is None:
+            return None
+        began, batch = in_hand
+        return f"in a transaction for {monotonic() - began:,.0f} s, {batch.buffer.records:,} records"
+
+    def _commit(self, batch: OpenBatch) -> None:
         mode: Mode | None = Mode(is_bisecting=batch.is_single or self._strides.expects_failures)
         while mode is not None:
             try:

@@ -122,7 +122,7 @@ def test_a_staged_record_after_a_refused_one_of_its_key(shop: Shop, kind: str) -
 
 
 @pytest.mark.parametrize("kind", COUNT)
-def test_records_behind_one_that_the_new_code_refuses_are_blocked_as_by_a_worker(shop: Shop, kind: str) -> None:
+def test_records_after_one_that_the_new_code_refuses_are_blocked_as_by_a_worker(shop: Shop, kind: str) -> None:
     """In other ranges, and after the snapshot; of an upsert's key, the row before the refused record is the newest."""
     options: dict[str, Any] = {"kind": kind, "on_poison": "dead_letter"}
     options |= {"keep_key_order": True} if kind == "append" else {}

@@ -158,7 +158,7 @@ class Source(TaskSource):
 
 
 class MarkedSource(Source):
-    """Spark's ``seekpoint-marked``: the same, with a column that tells dead letters apart."""
+    """Spark's ``seekpoint-marked``: the same, with a column that is true for dead letters."""
 
     format = "seekpoint-marked"
     columns = StructType([*SCHEMA.fields, *StructType().add("dead_letter", BooleanType(), nullable=False).fields])

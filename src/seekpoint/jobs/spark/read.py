@@ -45,8 +45,8 @@ def read(
     """The records that a group has applied, as a DataFrame: exactly those, though its workers continue.
 
     Records between the ends that are dead letters now (also blocked, skipped or discarded ones) were not applied, and
-    are left out. ``dead_letters="include"`` gives them, too, ``"mark"`` with a column ``dead_letter`` (boolean) that
-    tells them apart, and ``"only"`` them alone. One that was replayed was applied. Ranges that an operator skipped by a
+    are left out. ``dead_letters="include"`` gives them, too, ``"mark"`` with a column ``dead_letter`` that is
+    true for them, and ``"only"`` them alone. One that was replayed was applied. Ranges that an operator skipped by a
     reset are no dead letters: leave them out by ``start`` and ``end``.
 
     Columns: ``topic`` string, ``partition`` int, ``offset`` bigint, ``timestamp`` timestamp, ``key`` and ``value``

@@ -118,7 +118,7 @@ def _repeated(tx: Tx, target: Target, known: Path, unique: Sequence[Composable])
 class Rejects:
     """Dead-letters records after their ranges were staged, as the pipeline's policy says.
 
-    Where the order of keys is kept, records behind a dead letter of their key are blocked, as by a worker.
+    Where the order of keys is kept, records after a dead letter of their key are blocked, as by a worker.
     """
 
     def __init__(self, engine: Engine, sources: Sequence[PipelineSource], kafka: Mapping[str, object]) -> None:
@@ -151,7 +151,7 @@ class Rejects:
         return {*bad, *self.block(tx, staging)}
 
     def block(self, tx: Step, staging: Staging) -> set[tuple[Place, int]]:
-        """Dead-letter what was staged behind a dead letter of its key; returns these records."""
+        """Dead-letter what was staged after a dead letter of its key; returns these records."""
         blocked: set[tuple[Place, int]] = set()
         for at in tx.positions():
             if (pipeline := self._pipelines[at.group]).keep_key_order and pipeline.handle is None:

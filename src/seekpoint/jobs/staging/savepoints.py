@@ -42,7 +42,7 @@ class Parts:
 
     ``seen`` is called with what each part under a savepoint has written: the records, each with its rows. ``held`` are
     the keys after whose dead letters (by offset) later records are held, where they come in the order of the log.
-    ``blocks_later``: records behind a dead letter of their key are blocked once all ranges are staged.
+    ``blocks_later``: records after a dead letter of their key are blocked once all ranges are staged.
     """
 
     def __init__(

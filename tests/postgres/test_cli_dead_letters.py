@@ -234,7 +234,7 @@ def test_show_prints_the_whole_dead_letter_and_what_can_be_done(terminal: Termin
         assert f"{line}\n" in said
     held = terminal.run("dead-letters", "show", str(ids[2])).stdout
     assert f"replay or discard {ids[0]} first: it is blocked behind it (offset 0)" in held
-    assert "2026-07-01 12:00:00+00:00" in terminal.run("dead-letters", "show", str(ids[1])).stdout
+    assert "2026-07-01 12:00:00 UTC" in terminal.run("dead-letters", "show", str(ids[1])).stdout
     answer = terminal.json("dead-letters", "show", str(ids[0]))
     assert answer["value"] == {"base64": "YmFk", "text": "bad"}
     assert answer["choices"][1].endswith(f"replay MODULE:PIPELINE {ids[0]} --apply")

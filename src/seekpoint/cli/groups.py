@@ -23,8 +23,8 @@ from seekpoint.cli.options import (
     require_brokers,
     require_reason,
 )
-from seekpoint.cli.output import answer, moment, numbered, print_table
-from seekpoint.cli.progress_bar import lasting
+from seekpoint.cli.output import answer, numbered, print_table
+from seekpoint.cli.progress_bar import ago_of, lasting
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
 
@@ -63,7 +63,7 @@ def list_groups(
         typer.echo("no worker has claimed anything yet")
         return
     columns = ("group", "version", "paused", "partitions", "owned", "workers", "lag", "lag time", "headroom", "as of")
-    print_table(None, (*columns, "stopped", "dead letters", "committed at"), map(_row, found), numeric=NUMERIC)
+    print_table(None, (*columns, "stopped", "dead letters", "committed"), map(_row, found), numeric=NUMERIC)
 
 
 @app.command("pause", no_args_is_help=True)
@@ -192,4 +192,4 @@ def _row(group: GroupSummary) -> tuple[object, ...]:
     is_known = group.lag is not None or group.headroom is not None
     as_of = f"{lasting(group.age.total_seconds())} ago" if group.age is not None else "now" if is_known else ""
     counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, headroom, as_of, group.stopped)
-    return (group.name, group.version, paused, *counts, group.dead_letters, moment(group.committed_at))
+    return (group.name, group.version, paused, *counts, group.dead_letters, ago_of(group.committed_at))

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import typer
@@ -63,8 +63,8 @@ def print_table(
 
 
 def moment(at: datetime | None) -> str:
-    """A time, to the second; empty where there is none."""
-    return "" if at is None else at.isoformat(" ", "seconds")
+    """A time in UTC, to the second; empty where there is none."""
+    return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def field(name: str, said: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Self
 
@@ -99,6 +100,11 @@ def lasting(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def ago_of(at: datetime | None) -> str:
+    """How long ago a time was; empty where there is none."""
+    return "" if at is None else f"{lasting((datetime.now(UTC) - at).total_seconds())} ago"
 
 
 def _bar(console: Console) -> Progress:

@@ -21,8 +21,8 @@ from seekpoint.admin import Admin, BrokersAway, GroupStatus, PartitionStatus, Wo
 from seekpoint.admin import groups as admin_groups
 from seekpoint.cli.errors import AWAY, FAILED, USAGE, masked, plain
 from seekpoint.cli.options import KafkaOptions, LedgerOptions, ago, command, require_brokers
-from seekpoint.cli.output import answer, moment, print_table, said_after
-from seekpoint.cli.progress_bar import lasting
+from seekpoint.cli.output import answer, print_table, said_after
+from seekpoint.cli.progress_bar import ago_of, lasting
 from seekpoint.ledger import Position
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.ledger.schema_connection import GroupConnection
@@ -30,7 +30,8 @@ from seekpoint.records import Partition
 
 WATCH = 2  # seconds between two looks
 SLOW = 2.0  # seconds after which a person at the terminal wonders
-NUMERIC = ("partition", "next", "end", "lag", "lag time", "headroom", "dead letters", "epoch", "pid", "version")
+COLUMNS = ("topic", "partition", "next", "end", "lag", "dead", "epoch", "owner", "committed", "lag time", "headroom")
+NUMERIC = ("partition", "next", "end", "lag", "lag time", "headroom", "dead", "epoch", "pid", "version")
 
 
 class StatusCommand(TyperCommand):
@@ -256,11 +257,18 @@ class Line:
             )
 
 
+def _print_partitions(group: GroupStatus, lines: Sequence[Line]) -> None:
+    rows: list[Sequence[object]] = [_row(line) for line in lines]
+    as_of: tuple[str, ...] = ()
+    if any(line.at.age is not None for line in lines):  # else all of it is of now
+        as_of, rows = ("as of",), [(*row, _as_of(line)) for row, line in zip(rows, lines, strict=True)]
+    print_table(group.name, (*COLUMNS, *as_of), rows, numeric=NUMERIC)
+
+
 def _print_group(group: GroupStatus, lines: Sequence[Line]) -> None:
-    columns = ("topic", "partition", "next", "end", "lag", "dead letters", "epoch", "owner", "committed at")
-    print_table(group.name, (*columns, "lag time", "headroom", "as of"), map(_row, lines), numeric=NUMERIC)
+    _print_partitions(group, lines)
     if group.workers:
-        heads = ("worker", "host", "pid", "client", "version", "library", "state", "started at", "seen at")
+        heads = ("worker", "host", "pid", "client", "version", "library", "state", "started", "seen")
         print_table(None, heads, map(_worker, group.workers), numeric=NUMERIC)
     for worker in group.workers:
         if worker.state == "trouble" and worker.trouble is not None:
@@ -286,14 +294,18 @@ def _row(line: Line) -> Sequence[object]:
     counts = (at.end, at.lag, at.dead_letters, stored.epoch)
     owner = "" if stored.owner is None else stored.owner.hex[:8]
     first = (stored.partition.topic, stored.partition.number, stored.next_offset)
-    as_of = "now" if at.age is None else f"{lasting(at.age.total_seconds())} ago"
-    as_of = "" if at.lag is None and at.headroom is None else as_of
-    return (*first, *counts, owner, moment(stored.committed_at), lag_time, headroom, as_of)
+    return (*first, *counts, owner, ago_of(stored.committed_at), lag_time, headroom)
+
+
+def _as_of(line: Line) -> str:
+    if line.at.lag is None and line.at.headroom is None:
+        return ""
+    return "now" if line.at.age is None else f"{lasting(line.at.age.total_seconds())} ago"
 
 
 def _worker(at: WorkerStatus) -> Sequence[object]:
     who = (at.owner.hex[:8], at.host, at.pid, at.client_id, at.version, at.library)
-    return (*who, at.state, moment(at.started_at), moment(at.seen_at))
+    return (*who, at.state, ago_of(at.started_at), ago_of(at.seen_at))
 
 
 def known_group(engine: Engine, group: str, schema: str) -> None:

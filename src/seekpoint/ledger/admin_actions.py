@@ -86,13 +86,11 @@ def reset_offset(
     """Reset a partition's position to ``to``; see :meth:`seekpoint.Ledger.reset_offset`.
 
     ``truncated_at`` is where the log ended before the position, where the caller knows it; it is read from ``log``, and
-    from the stop in the row, too. ``log_start`` is where the log begins, for a caller that has no ``log`` of now: what
-    is before it was lost by retention, whatever the reset is for.
+    from the stop in the row, too. ``log_start`` is where the log begins, for a caller that has no ``log`` of now.
 
     Dead letters at or past the new position are superseded: their records will be read again.
 
-    The group's row is locked FOR SHARE, as by claims, so that other partitions can be claimed while this one's batch is
-    waited for. A pause, which locks it exclusively, comes before or after.
+    The group's row is locked FOR SHARE, as by claims, so that others are claimed while this one's batch is waited for.
     """
     _require_offset(partition, to, log)
     actor, reason = storable(actor), required("reason", reason)

@@ -98,7 +98,7 @@ def measure(
     for partition, commits in group.commits().items():
         before = [(at, who) for at, who in commits if at < change]
         window = [(at, who) for at, who in commits if change - QUIET <= at <= until]
-        found.quiet.append(max(gaps([at for at, _ in window if at < change])))
+        found.quiet.append(max(gaps([*_quiet(before, change), change])))
         owner, successor = before[-1][1], window[-1][1]
         revoked = _revoked(group.members[owner], partition, change, until)
         if owner == successor:
@@ -119,6 +119,12 @@ def measure(
         found.standstill.append(first - last)
     assert firsts, "no partition moved"
     found.whole.append(max(firsts) - change)
+
+
+def _quiet(before: list[tuple[float, int]], change: float) -> list[float]:
+    """The commits of the quiet time, with the one in front of it: on busy cores there may be no two in a second."""
+    times = [at for at, _ in before]
+    return [at for at, following in pairwise([*times, change]) if following > change - QUIET]
 
 
 def _revoked(member: BenchProcess, partition: int, since: float, until: float) -> float | None:

@@ -15,6 +15,7 @@ from seekpoint.kafka.questions import in_background
 
 EVERY = 10.0  # seconds without a message until the consumer is checked
 DOUBT = 1.0  # the same, once the client has reported an error
+PATIENCE = 5.0  # seconds for each of two questions: together as long as librdkafka waits at most before it reconnects
 
 
 class ConsumerUnanswered(Exception):  # noqa: N818 -- control: the consumer is closed, and another one opened

@@ -399,7 +399,7 @@ def test_it_says_what_the_partition_waits_for(desk: Desk) -> None:
     assert "The group is paused by ada (an index): resume it: seekpoint groups resume" in str(late(desk))
 
 
-def test_a_wait_behind_a_stop_ends_at_once_and_says_what_stopped_the_partition(desk: Desk) -> None:
+def test_a_wait_at_a_stop_ends_at_once_and_says_what_stopped_the_partition(desk: Desk) -> None:
     """Without an operator's decision the record is not applied, however long the timeout is."""
     stop = OffsetLost(HERE, 5, "retention has deleted the records up to offset 9")
     stop.token = desk.claims[0].token

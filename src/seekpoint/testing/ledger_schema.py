@@ -36,20 +36,28 @@ SELECT md5(string_agg(version, ',' ORDER BY version)) FROM (
 ) AS versions
 """
 
-# How to remove what a test made. What depends on it goes with it (CASCADE), so that a later line may find nothing.
+# How to remove what a test made. What depends on it goes with it (CASCADE), so that a later line may find nothing; an
+# extension takes its members with it, and a table the sequences of its columns.
 _ADDED = """
+WITH member AS (SELECT classid, objid FROM pg_depend WHERE deptype = 'e')
+(SELECT format('DROP EXTENSION IF EXISTS %%I CASCADE', extname)
+FROM pg_extension JOIN pg_namespace AS n ON n.oid = extnamespace WHERE nspname = %(schema)s)
+UNION ALL
 (SELECT format('DROP %%s IF EXISTS %%I.%%I CASCADE',
     CASE relkind WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW' WHEN 'S' THEN 'SEQUENCE'
         WHEN 'f' THEN 'FOREIGN TABLE' WHEN 'c' THEN 'TYPE' ELSE 'TABLE' END, nspname, relname)
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace
 WHERE nspname = %(schema)s AND relkind = ANY('{r,p,v,m,S,f,c}') AND relname <> ALL(%(relations)s)
-ORDER BY relkind = 'S') -- tables take the sequences of their columns with them
+    AND NOT EXISTS (SELECT FROM member WHERE classid = 'pg_class'::regclass AND objid = c.oid)
+ORDER BY relkind = 'S')
 UNION ALL
 SELECT format('DROP ROUTINE IF EXISTS %%s CASCADE', p.oid::regprocedure)
 FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = %(schema)s
+    AND NOT EXISTS (SELECT FROM member WHERE classid = 'pg_proc'::regclass AND objid = p.oid)
 UNION ALL
 SELECT format('DROP TYPE IF EXISTS %%I.%%I CASCADE', nspname, typname)
 FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = typnamespace WHERE nspname = %(schema)s AND typtype = ANY('{e,d,r}')
+    AND NOT EXISTS (SELECT FROM member WHERE classid = 'pg_type'::regclass AND objid = t.oid)
 """
 
 _RELATIONS = """

@@ -141,7 +141,7 @@ class IdleChecks:
     def _in_range(self, positions: Mapping[Partition, int]) -> list[Partition]:
         """Those that the log has, where the broker has refused a later offset.
 
-        That was the client's position before an operator set an earlier one, or a log that was truncated behind ours.
+        That was the client's position before an operator set an earlier one, or the log was truncated since.
         """
         refused = self._partitions.out_of_range
         later = [p for p, position in positions.items() if (offset := refused[p]) is not None and offset > position]

@@ -127,7 +127,7 @@ def test_one_bad_record_costs_about_log2_calls(count: int, place: float) -> None
 
 
 def test_in_parts_no_record_is_blamed_for_a_statement_of_before_an_alter() -> None:
-    """A record in a single-record attempt, or a batch in which failures are expected: the statement is made again first."""
+    """A single-record attempt, or a batch in which failures are expected: the statement is made again first."""
     (record,) = records_of(1)
     error = psycopg.errors.DatatypeMismatch('column "v" is of type jsonb but expression is of type integer')
     batch = opened([record])

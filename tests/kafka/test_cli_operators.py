@@ -188,7 +188,7 @@ def test_a_pause_is_a_plan_first(scene: Scene) -> None:
 
     done = run(scene, "groups", "pause", scene.group, "--execute", "--reason", "maintenance", "--actor", "ada")
     assert done.stdout == f"{scene.group} is paused\n"
-    assert listed(scene)[0]["pause"] == {"by": "ada", "reason": "maintenance"}
+    assert listed(scene)[0]["pause"] == {"by": "ada", "reason": "maintenance", "abandoned": None}
     worker.seen.wait_for(events.Paused)
     stored += scene.produce(name, ["more"])
     again = run(scene, "groups", "pause", scene.group, "--apply", "--reason", "twice").stdout

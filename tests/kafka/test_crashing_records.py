@@ -259,15 +259,23 @@ def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> Non
     assert not dead(scene)
 
 
-def test_one_crashing_record_costs_five_crashes_and_at_most_two_hundred_transactions(scene: Scene) -> None:
-    """Two until it is suspected, one in its part, two alone; what comes after it goes in whole batches again."""
+def test_one_crashing_record_costs_five_crashes_without_progress_and_at_most_two_hundred_transactions(
+    scene: Scene,
+) -> None:
+    """Two until it is suspected, one in its part, two alone; what comes after it goes in whole batches again.
+
+    Before them up to three workers crash that commit what is in front of it: their batches begin with 500 records.
+    """
     name, stored = scene.log(["ok"] * 2555 + ["exit"] + ["ok"] * 2444)
     restarts = Restarts(scene, name, limits={"batch_records": 2000})
-    assert restarts.until(at_end(scene, stored, name), 5) == [3] * 5
+    codes = restarts.until(at_end(scene, stored, name), 8)
+    assert len(codes) >= 5
+    assert set(codes) == {3}
     assert dead(scene) == [(0, 2555, "dead_lettered", "crashed")]
     parts, alone = len(restarts.all("SuspectPartAttempt")), len(restarts.all("SingleRecordAttempt"))
     assert parts + alone <= 200, (parts, alone)
-    assert {e["until"] for e in restarts.all("CrashSuspected")} == {4000}, "drawn once"
+    (until,) = {e["until"] for e in restarts.all("CrashSuspected")}  # drawn once
+    assert 2555 < until <= 4555
     assert restarts.all("SuspectsLeft")[-1]["left"] == 0
     assert scene.ledger.read()[0].suspect_end is None
     scene.book.assert_holds(name, [at for at in stored if at != (0, 2555)])

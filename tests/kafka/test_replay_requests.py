@@ -89,7 +89,7 @@ def test_a_running_worker_replays_what_is_requested(requests: Requests) -> None:
     done = requests.ended(requests.request())
     assert (done.state, done.replayed, done.failed, done.refused, done.error) == ("done", 1, 1, 0, None)
     assert requests.depot.applied() == [0, 3, 1]
-    assert requests.depot.actions()[-1] == ("replay", 1, "ada", f"dead letter {done.dead_letters[0]}: fixed")
+    assert requests.depot.actions() == [("request replay", None, "ada", "request 1, 2 dead letters: fixed")]
     requests.depot.bad.clear()
     again = requests.ended(requests.request())
     assert (again.state, again.replayed, again.dead_letters) == ("done", 1, done.dead_letters[1:])

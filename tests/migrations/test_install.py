@@ -331,7 +331,9 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
         {"token" if name == "claim" else name: value for name, value in row.items()} for row in rows["partition_offset"]
     ]
     groups = [row | {"declared": None, "forgotten": None} for row in rows["consumer_group"]]
-    upgraded = {**rows, "partition_offset": [row | new for row in moved], "consumer_group": groups}
+    lost = [row | {"operator_reason": None} for row in rows["lost_range"]]
+    moved = [row | new for row in moved]
+    upgraded = {**rows, "partition_offset": moved, "consumer_group": groups, "lost_range": lost}
     assert kept(engine, name) == upgraded
     execute(engine, LETTER, name)
 

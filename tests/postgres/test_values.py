@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from sqlalchemy import Engine
 
 from seekpoint import Append, Json, Pipeline, Text, Upsert
@@ -121,6 +122,8 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("numeric(6,2)", Decimal("NaN"), Stored("NaN")),
     ("numeric(6,2)", "x", Refused("invalid input syntax for type numeric")),
     ("numeric(6,2)[]", [1, Decimal("1.005")], Refused("1.005 has more fraction digits")),
+    ("real", 1.23456789, Stored("1.2345679")),
+    ("float8", Decimal("0.12345678901234567890"), Stored("0.12345678901234568")),
     ("timestamp", datetime(2026, 1, 2, 10), Stored("2026-01-02 10:00:00")),
     ("timestamp", datetime(2026, 1, 2, 10, tzinfo=EAST), DROPS_ZONE),
     ("timestamp", "2026-01-02T10:00:00", Stored("2026-01-02 10:00:00")),
@@ -131,6 +134,8 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("timestamp[]", [datetime(2026, 1, 2, 10, tzinfo=EAST)], DROPS_ZONE),
     ("timestamptz", datetime(2026, 1, 2, 10, tzinfo=EAST), Stored("2026-01-02 08:00:00+00")),
     ("timestamptz", "2026-01-02T10:00:00+02:00", Stored("2026-01-02 08:00:00+00")),
+    ("timestamptz", datetime(2026, 1, 2, 10), Stored("2026-01-02 10:00:00+00")),  # the session's TimeZone is UTC
+    ("timestamptz(0)", "2026-01-02T10:00:00.7+02:00", Stored("2026-01-02 08:00:01+00")),
     ("date", date(2026, 1, 2), Stored("2026-01-02")),
     ("date", datetime(2026, 1, 2, 10), Refused("has a time of day, which the column drops: give its date()")),
     ("date", "2026-01-02T10:00", Refused("has a time of day, which the column drops")),
@@ -156,6 +161,7 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("json", Place("x"), Stored('{"name":"x"}')),
     ("json", {"a": b"x", "b": Transit.DONE, "c": None}, Stored('{"a":"eA==","b":"done","c":null}')),
     ("json", msgspec.Raw(b'{"a":  1.50}'), Stored('{"a":  1.50}')),
+    ("json", Jsonb('{"a":  1.50}', dumps=str), Stored('{"a":  1.50}')),
     ("json", {"raw": msgspec.Raw(b" 1.50")}, Stored('{"raw": 1.50}')),
     ("json", "5", Stored('"5"')),
     ("json", [1, "€"], Stored('[1,"€"]')),

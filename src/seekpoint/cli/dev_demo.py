@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from decimal import Decimal
 from math import sin
 from time import monotonic
 from typing import Any
@@ -37,7 +38,7 @@ class Order(msgspec.Struct):
 
     id: int
     customer: str
-    amount: float
+    amount: Decimal
 
 
 class Payment(msgspec.Struct):
@@ -96,12 +97,15 @@ def _load(bootstrap: str) -> Iterator[None]:
 
 
 def _produce(bootstrap: str, stopping: threading.Event) -> None:
-    producer, encode, drawn = Producer({"bootstrap.servers": bootstrap}), msgspec.json.encode, random.Random(7)  # noqa: S311
+    producer, drawn = Producer({"bootstrap.servers": bootstrap}), random.Random(7)  # noqa: S311
+    encode = msgspec.json.Encoder(decimal_format="number").encode
     began, number = monotonic(), 0
     while not stopping.wait(0.1):
         for _ in range(int(RATE / 20 * (1 + sin((monotonic() - began) / 10)))):
             number += 1
-            value: Any = Order(number % 50_000, f"customer {drawn.randrange(500)}", round(drawn.random() * 100, 2))
+            value: Any = Order(
+                number % 50_000, f"customer {drawn.randrange(500)}", Decimal(drawn.randrange(10_000)).scaleb(-2)
+            )
             producer.produce("orders", encode(value), str(value.id).encode())
             if number % 4 == 0:
                 cents = drawn.randrange(10_000) if number % 1_000 else -1

@@ -12,7 +12,7 @@ import pytest
 from seekpoint import Json, Pipeline, StartAt, Upsert
 from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandbyRequired
 from seekpoint.jobs.batch import BatchJob
-from seekpoint.jobs.reload import Run, Task
+from seekpoint.jobs.reload import LocalStager, Run, Task
 from support.batch_process import batch, offsets, paused
 from support.before_cutover import started
 from support.reload_orders import Shop, doubled, gone, of
@@ -168,8 +168,10 @@ def test_a_version_that_a_reload_is_opened_for_waits_for_it(shop: Shop) -> None:
 def test_a_batch_is_taken_with_its_own_code_alone(shop: Shop, topic: Any) -> None:
     """Another version, other topics, other tables: refused, and the run has not changed hands."""
     shop.produce(shop.topic, FIRST, partition=0)
+    local = LocalStager(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, [batch(shop).source])
 
     def away(run: Run, tasks: Sequence[Task]) -> Any:
+        yield from local.stage(run, tasks[:1])
         raise OSError("the machine is gone")
 
     with pytest.raises(OSError, match="is gone"):

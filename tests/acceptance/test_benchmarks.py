@@ -29,6 +29,7 @@ def report_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
 def test_a_run_reports_rows_ratios_and_goals_and_can_be_resumed(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "floor,append", "--rounds", "1")

@@ -69,6 +69,7 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
 def test_a_killed_demo_leaves_no_processes_or_folders(tmp_path: Path) -> None:
     demo, folders = started(tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -124,6 +125,7 @@ def test_a_frozen_worker_dies_with_the_demo(tmp_path: Path) -> None:
     assert _gone([frozen], 20)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_demo_and_removes_everything(tmp_path: Path) -> None:
     demo, folders = started(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     until(lambda: any(folders.iterdir()), "the first server's folder", 60)

@@ -93,6 +93,7 @@ def test_too_few_or_many_records() -> None:
 # -- the whole ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
 @pytest.mark.timeout(280)
 def test_the_demo(tmp_path: Path) -> None:
@@ -199,6 +200,7 @@ def alter(engine: Engine, statements: str) -> None:
             connection.execute(text(one))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
 @pytest.mark.timeout(280)
 def test_whatever_is_not_as_it_was_sent_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +230,7 @@ def copy_without(parked: str, home: Path) -> None:
     file.write_text(source.replace(parked, "pass"), encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
 @pytest.mark.timeout(280)
 def test_a_worker_that_stores_no_dead_letters_fails_the_demo(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_the_demo(tmp_path: Path) -> None:
     done = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=270)
     assert done.returncode == 0, done.stderr
@@ -98,6 +99,7 @@ TAMPERED = {
 }
 
 
+@pytest.mark.long
 def test_whatever_is_torn_or_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Comparison(records_in=SMALLEST, rows_out=SMALLEST)
     with performing() as stage:

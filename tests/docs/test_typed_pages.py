@@ -189,6 +189,7 @@ def servers(tmp_path: Path, env: dict[str, str]) -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("servers")
 @pytest.mark.parametrize("page", TYPED)
 def test_a_page_works_as_typed(page: str, tmp_path: Path, env: dict[str, str]) -> None:

@@ -446,6 +446,7 @@ def test_a_record_that_fails_is_logged_with_its_line_attempt_and_policy(place: P
     assert process.end() == 0, process.said
 
 
+@pytest.mark.long
 def test_dev_lends_a_pair_until_ctrl_c(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     process = place.start("dev", env={"TMPDIR": str(place.folder)})
     monkeypatch.setattr(tempfile, "tempdir", str(place.folder))
@@ -469,6 +470,7 @@ def test_dev_lends_a_pair_until_ctrl_c(place: Place, monkeypatch: pytest.MonkeyP
     assert "refused" in gone.stderr
 
 
+@pytest.mark.long
 def test_dev_shows_a_demo_until_ctrl_c(place: Place) -> None:
     """As a user starts it, but for the display; its port is taken, so that the console has another one."""
     with closing(taken(8484)):

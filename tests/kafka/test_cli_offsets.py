@@ -164,6 +164,7 @@ def test_a_plan_says_what_was_typed_and_what_is_read_again(scene: Scene, fixed: 
     assert "0 offsets" not in shown
 
 
+@pytest.mark.long
 def test_a_running_worker_obeys_each_target(scene: Scene, tmp_path: Path) -> None:
     """Each option, in turn, on a group whose worker runs: what is read again is in the table once for each time."""
     name, _ = scene.log(10)

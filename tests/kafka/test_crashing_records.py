@@ -70,6 +70,7 @@ def test_a_crashing_record_is_dead_lettered_and_the_others_are_applied_once(scen
     scene.book.assert_holds(name, stored[:30] + stored[31:])
 
 
+@pytest.mark.long
 def test_a_crashing_record_at_the_head_and_one_next_to_it(scene: Scene) -> None:
     name, stored = scene.log(["exit", "exit", "ok", "ok", "exit", "ok"])
     deaths = Restarts(scene, name).until(at_end(scene, stored, name), 12)
@@ -91,6 +92,7 @@ def test_an_idle_partition_and_a_busy_one_beside_a_crashing_record_lose_nothing(
     )
 
 
+@pytest.mark.long
 def test_a_crashing_record_in_a_group_of_two(scene: Scene) -> None:
     scene.notice_the_dead_soon()
     name = scene.topic(4)

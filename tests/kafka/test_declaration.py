@@ -70,6 +70,7 @@ def test_a_pipeline_of_other_tables_waits(tables: Tables, run_worker: Workers, p
     assert (tables.rows("one"), tables.rows("two")) == ([0, 1, 2, 3], [4])
 
 
+@pytest.mark.long
 def test_accepting_replaces_running_workers(tables: Tables, run_worker: Workers, produce: Callable[..., Any]) -> None:
     first = run_worker(tables.pipeline("one"), limits=QUICK)
     first.placed(2)

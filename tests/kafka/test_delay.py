@@ -104,6 +104,7 @@ def test_one_partitions_wait_does_not_hold_anothers_records(scene: Scene) -> Non
     scene.book.assert_holds(name, old)
 
 
+@pytest.mark.long
 def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene) -> None:
     name = scene.topic()
     handler = Ledgered(scene)
@@ -123,6 +124,7 @@ def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene)
     assert now + 6 <= min(handler.handled.values()) + 0.001
 
 
+@pytest.mark.long
 def test_a_timestamp_in_the_future_waits_no_longer_than_the_delay_though_the_worker_is_restarted(scene: Scene) -> None:
     name = scene.topic(config={"message.timestamp.after.max.ms": str(2**62)})
     stored = produce(scene, name, FAR, 20)
@@ -193,6 +195,7 @@ def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
     scene.book.assert_holds(name, old)
 
 
+@pytest.mark.long
 def test_a_full_backlog_stays_paused_through_other_activations(scene: Scene, protocol: Protocol, clock: Clock) -> None:
     """Under the eager protocol that assigns everything again, and what was paused must stay so."""
     name, many = scene.topic(2), 4000

@@ -176,6 +176,7 @@ def test_a_given_postgres_that_does_not_answer_is_named_without_its_password(mon
 # -- Kafka ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_kafka_comes_back_with_every_acknowledged_record(
     own_kafka: KafkaServer, topic: Callable[..., str], produce: Callable[..., list[tuple[int, int]]]
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_frozen_broker_answers_when_it_is_thawed(own_kafka: KafkaServer) -> No
     assert admin.list_topics(timeout=20).brokers
 
 
+@pytest.mark.long
 def test_clients_of_the_second_listener_use_the_proxy(
     topic: Callable[..., str], produce: Callable[..., list[tuple[int, int]]]
 ) -> None:
@@ -226,6 +228,7 @@ def test_the_broker_knows_every_codec(
     assert records(seekpoint_broker, name) == [b"x" * 1000] * 10
 
 
+@pytest.mark.long
 def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ServerFailed, match=r"(?s)could not be formatted.*no.such.directory.*Remedy"):
@@ -292,6 +295,7 @@ def owner(start: str, end: str) -> tuple[subprocess.Popen[str], list[int], list[
     )
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.skipif(sys.platform != "linux", reason="folders are found through /proc")
 @pytest.mark.parametrize(
     "start", [PAIR, POSTGRES + "postgres.freeze()", POSTGRES + FORK], ids=["runs", "frozen", "forked"]
@@ -308,6 +312,7 @@ def test_servers_and_folders_go_when_their_owner_is_killed(start: str) -> None:
     until(lambda: not any(folder.exists() for folder in folders), "the folders removed")
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.skipif(sys.platform != "linux", reason="folders are found through /proc")
 @pytest.mark.parametrize(
     ("start", "end", "code"),
@@ -336,6 +341,7 @@ def test_ports_lie_outside_the_range_of_outgoing_connections() -> None:
         assert free_port() < outgoing.getsockname()[1]
 
 
+@pytest.mark.long
 def test_a_pair_of_which_one_fails_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seekpoint.testing.servers.pair.start_postgres", _refuse)
     started: list[KafkaServer] = []

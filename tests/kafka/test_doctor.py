@@ -33,6 +33,7 @@ def findings(scene: Scene, level: Level) -> dict[str, Finding]:
     return {each.check: each for each in found.findings if each.level is level}
 
 
+@pytest.mark.long
 def test_a_consumer_in_the_group_that_is_no_worker(scene: Scene) -> None:
     name, _ = scene.log(10)
     run = scene.worker(name, limits=OFTEN)
@@ -96,6 +97,7 @@ SECURED = {
 }
 
 
+@pytest.mark.long
 def test_a_client_without_describe(scene_on: Callable[..., Scene]) -> None:
     """On the group it is a warning; on a topic nothing is known of what was read."""
     with start_kafka(own=True, properties=SECURED) as broker:

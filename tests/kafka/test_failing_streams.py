@@ -182,6 +182,7 @@ def tells(row: Any, kind: Kind, record: RawRecord, road: str, policy: OnPoison) 
     assert row.leader_epoch is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("road", ["streamed Append", "executemany"])
 def test_each_kind_stops_its_partition_until_it_is_passed_by_hand(
     start: Callable[..., tuple[Stream, Pipeline, Run]], ground: Ground, stubborn: Stubborn, road: str

@@ -79,6 +79,7 @@ def test_a_worker_whose_client_for_topic_ids_forgot_the_brokers_commits_on(
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_consumer_that_forgot_the_brokers_is_closed_and_another_one_reads_on(
     scene: Scene, proxy: KafkaProxy, way: Way
 ) -> None:
@@ -125,6 +126,7 @@ def test_an_idle_consumer_that_brokers_answer_is_kept(
     assert len(run.seen.all(events.Started)) == 1
 
 
+@pytest.mark.long
 def test_a_long_wait_ends_when_a_broker_answers(scene: Scene, proxy: KafkaProxy) -> None:
     name, stored = scene.log(5)
     run = worker(scene, proxy, name, {})
@@ -192,6 +194,7 @@ def test_the_exporter_asks_a_new_client_at_its_next_scrape(scene: Scene, proxy: 
     assert len([found for found in scrapes if found != [5]]) == 1, "the answer without brokers has its effect"
 
 
+@pytest.mark.long
 def test_a_job_whose_consumer_forgot_the_brokers_reads_on(scene: Scene, proxy: KafkaProxy) -> None:
     name, _ = scene.log(5)
     partition, topic_id = Partition(name, 0), scene.topic_id(name)

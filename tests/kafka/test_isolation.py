@@ -71,6 +71,7 @@ def sleepy(scene: Scene, milliseconds: int, most: int) -> tuple[Handler, list[in
     return handle, sizes
 
 
+@pytest.mark.long
 def test_what_takes_too_long_is_written_in_smaller_parts_from_then_on(scene: Scene) -> None:
     name = scene.topic(2)
     stored = scene.produce(name, 120) + scene.produce(name, 30, partition=1)
@@ -153,6 +154,7 @@ def test_a_transaction_that_is_ended_by_its_age_says_so_however_it_is_noticed(
     assert scene.dead_letters("cause") == []
 
 
+@pytest.mark.long
 def test_a_slow_handler_with_a_backlog_commits(scene: Scene) -> None:
     """All of it in one transaction would be ended by its age each time."""
     name, stored = scene.log(400)

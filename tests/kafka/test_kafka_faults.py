@@ -94,6 +94,7 @@ def test_i4_retention_that_overtakes_a_running_reader_stops_it(scene: Scene) -> 
     scene.book.assert_holds(name, stored[: stop.offset] + stored[95:])
 
 
+@pytest.mark.long
 def test_i4_a_decided_stop_does_not_come_back(scene: Scene, protocol: Protocol) -> None:
     """I4: what the client reported about the position before the decision says nothing about the one after it."""
     for _ in range(ROUNDS):
@@ -169,6 +170,7 @@ def stopped(kafka: KafkaServer) -> Iterator[None]:
     kafka.start()
 
 
+@pytest.mark.long
 def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     scene_on: SceneOn, own_kafka: KafkaServer, tmp_path: Path, protocol: Protocol
 ) -> None:
@@ -287,6 +289,7 @@ def test_a_deleted_topic_stops_its_partitions_alone(scene: Scene, protocol: Prot
     scene.book.assert_holds(other, kept)
 
 
+@pytest.mark.long
 def test_a_topic_that_comes_back_after_its_deletion_is_another_topic(scene: Scene, impatient: None) -> None:
     name, stored = scene.log(["old"] * 10)
     run = scene.worker(name, partitions=[(name, 0)])  # no group assigns it again
@@ -414,6 +417,7 @@ def test_a_killed_broker_that_comes_back_costs_only_time(scene_on: SceneOn, own_
     scene.book.assert_holds(name, stream.stored)
 
 
+@pytest.mark.long
 def test_a_quiet_worker_is_healthy_again_when_its_broker_is_back(scene_on: SceneOn, own_kafka: KafkaServer) -> None:
     scene = scene_on(kafka=own_kafka)
     name = scene.topic()
@@ -446,6 +450,7 @@ def test_a_frozen_broker_is_waited_for(scene_on: SceneOn, own_kafka: KafkaServer
     scene.book.assert_holds(name, stream.stored)
 
 
+@pytest.mark.long
 def test_a_worker_drains_while_the_broker_is_away(scene_on: SceneOn, own_kafka: KafkaServer) -> None:
     scene = scene_on(kafka=own_kafka)
     name, stored = scene.log(5)
@@ -462,6 +467,7 @@ def test_a_worker_drains_while_the_broker_is_away(scene_on: SceneOn, own_kafka: 
 # -- ends and epochs ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_i3_an_end_under_a_new_leader_epoch_is_no_truncation(scene_on: SceneOn, own_kafka: KafkaServer) -> None:
     """I3: only the epoch that the broker has at the end may be kept with it."""
     scene = scene_on(kafka=own_kafka)

@@ -195,6 +195,7 @@ def stored_stop(scene: Scene, log_end: int | None) -> Stop:
     return stops[0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_backoff")
 def test_i4_a_truncated_log_that_has_grown_again_continues_where_it_ended(
     scene_on: Callable[..., Scene], own_kafka: KafkaServer, tmp_path: Path
@@ -224,6 +225,7 @@ def test_i4_a_truncated_log_that_has_grown_again_continues_where_it_ended(
     assert [(each.from_offset, each.to_offset, each.reason) for each in admin.lost()] == [(80, 100, "rewritten")]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_backoff")
 def test_i4_a_truncated_log_that_no_worker_has_seen_needs_an_offset(
     scene_on: Callable[..., Scene], own_kafka: KafkaServer, tmp_path: Path

@@ -138,6 +138,7 @@ def test_kafka_is_never_ahead_of_a_commit_that_was_not_answered(scene: Scene, pr
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_anywhere_leaves_nothing_that_was_not_applied(scene: Scene) -> None:
     """The next worker brings Kafka to the ledger's position."""
     seed = random.randrange(2**32)

@@ -217,6 +217,7 @@ def test_what_the_provider_refuses_for_good_is_poison(scene: Scene, engine: Engi
 # -- by outbox --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_was_rolled_back_is_never_sent(scene: Scene, engine: Engine, bank: Provider, work: Start) -> None:
     """SIGKILL when the outbox is written and not committed: nothing is sent; then everything, with its own key."""
     name, _ = scene.log(ORDERS)
@@ -235,6 +236,7 @@ def test_what_was_rolled_back_is_never_sent(scene: Scene, engine: Engine, bank: 
     assert rows(engine, "SELECT count(*) FROM outbox WHERE sent_at IS NULL OR receipt IS NULL") == [(0,)]
 
 
+@pytest.mark.long
 def test_a_relay_that_is_killed_around_a_call_makes_it_again_with_its_key(
     scene: Scene, engine: Engine, bank: Provider, work: Start, start: Start
 ) -> None:

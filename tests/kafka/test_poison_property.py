@@ -54,6 +54,7 @@ def prepare(
     return make
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("seed", seeds(24))
 def test_each_offset_that_is_passed_ended_once(
     prepare: Callable[[Mixture], dict[str, Any]],
@@ -89,6 +90,7 @@ def test_each_offset_that_is_passed_ended_once(
     Found.read(seekpoint_engine, where["schema"], where["group"]).judge(mixed, deaths=number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds(3))
 def test_each_offset_ended_once_though_processes_are_killed(
     prepare: Callable[[Mixture], dict[str, Any]], seekpoint_engine: Engine, seed: int

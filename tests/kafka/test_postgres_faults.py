@@ -185,6 +185,7 @@ def test_a_restarted_postgres_costs_only_time(scene_on: SceneOn, own_postgres: P
     scene.book.assert_holds(name, stream.stored)
 
 
+@pytest.mark.long
 def test_a_frozen_postgres_is_waited_for(scene_on: SceneOn, own_postgres: PostgresServer) -> None:
     scene = scene_on(postgres=own_postgres)
     name = scene.topic()
@@ -202,6 +203,7 @@ def test_a_frozen_postgres_is_waited_for(scene_on: SceneOn, own_postgres: Postgr
     scene.book.assert_holds(name, stream.stored)
 
 
+@pytest.mark.long
 def test_a_third_signal_ends_a_worker_of_a_silent_database(scene_on: SceneOn, own_postgres: PostgresServer) -> None:
     scene = scene_on(postgres=own_postgres)
     name, stored = scene.log(10)

@@ -8,6 +8,7 @@ import signal
 import socket
 from time import monotonic
 
+import pytest
 from sqlalchemy import text
 
 from support.cli_place import TO_TABLE, Place
@@ -138,6 +139,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
 """
 
 
+@pytest.mark.long
 def test_systemd_hears_of_worker_processes_once_each_has_been_live(place: Place, lines: None) -> None:
     path = str(place.folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
@@ -206,6 +208,7 @@ def test_of_several_pipelines_one_that_ends_by_an_error_drains_all(place: Place,
     assert f"{place.group}: Draining" in process.said
 
 
+@pytest.mark.long
 def test_a_second_signal_aborts_several_pipelines(place: Place, lines: None) -> None:
     module = place.module(TWO.replace('    if batch[0].value == "bad":\n        raise SystemExit("no")\n', STUCK))
     process = place.start("run", f"{module}:one", f"{module}:other", *place.options())
@@ -254,6 +257,7 @@ def test_what_ends_the_command_is_a_line_of_the_json_log(place: Place, lines: No
     assert process.log()[-1]["message"] == f"1 partition stopped: {place.topic}/0"
 
 
+@pytest.mark.long
 def test_lines_about_worker_processes_have_fields(place: Place, lines: None) -> None:
     module = place.module(TO_TABLE)
     words = ["run", f"{module}:pipe", *place.options(), "--workers", "1", "--log-format", "json"]

@@ -46,6 +46,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "two workers"])
 def test_one_postgres_serves_all_workers_and_no_broker_is_started(tmp_path: Path, workers: list[str]) -> None:
     done = run(tmp_path, *workers)
@@ -56,11 +57,13 @@ def test_one_postgres_serves_all_workers_and_no_broker_is_started(tmp_path: Path
     assert len(set(seen.values())) == 1
 
 
+@pytest.mark.long
 def test_pure_tests_start_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "pure", SEEKPOINT_TEST_DSN=f"postgresql://127.0.0.1:{free_port()}/none")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workers", "environment", "code", "said"),
     [
@@ -88,6 +91,7 @@ def test_missing_servers_skip_on_a_desk_and_fail_where_they_are_required(
     assert "secret" not in done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_required_servers_are_named_in_the_header(tmp_path: Path) -> None:
     done = run(tmp_path, "-n", "1", SEEKPOINT_REQUIRE_SERVERS="1")
     assert done.returncode == 0, done.stdout + done.stderr

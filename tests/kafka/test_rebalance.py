@@ -72,6 +72,7 @@ def test_the_partitions_of_a_killed_member_are_taken_over(scene: Scene, protocol
     scene.book.assert_holds(name, stream.stored)
 
 
+@pytest.mark.long
 def test_a_member_frozen_past_its_session_is_fenced_when_it_wakes(scene: Scene, protocol: Protocol) -> None:
     name = scene.topic(PARTITIONS)
     with scene.stream(name, PARTITIONS) as stream:
@@ -152,6 +153,7 @@ def test_an_open_batch_reads_nothing_more_after_a_revocation(scene: Scene, monke
 IMPATIENT = {"max.poll.interval.ms": 3500}
 
 
+@pytest.mark.long
 def test_a_handler_longer_than_the_poll_interval_keeps_its_partitions(scene: Scene, protocol: Protocol) -> None:
     name, stored = scene.log(3)
     gate = Gate(events.Applied)

@@ -187,6 +187,7 @@ def test_a_bad_record_is_a_dead_letter_and_the_others_are_applied(stand: Stand) 
     assert not run.seen.all(events.CodecTrouble)
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("how", ["refused", "silent", "503"])
 def test_while_the_registry_is_away_the_worker_waits_without_dead_letters(how: str, stand: Stand) -> None:
     """Known schemas are decoded without it; the first unknown one waits, and everything is there when it is back."""

@@ -31,6 +31,7 @@ def start(
     return scene.worker(pipeline, observe=[handle.watch], **options)
 
 
+@pytest.mark.long
 def test_the_schedule_is_kept_and_announced_and_the_others_resume(scene: Scene) -> None:
     name = scene.topic(2)
     values = ["ok"] * 5 + ["fail 3"] + ["ok"] * 5
@@ -110,6 +111,7 @@ def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_se
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_wait_survives_a_kill_of_its_process(scene: Scene) -> None:
     name, stored = scene.log(["ok", "fail 1", "ok"])
     wait: dict[str, Any] = {"attempts": 3, "wait_initial": WAIT, "jitter": 0}
@@ -132,6 +134,7 @@ def test_a_wait_survives_a_kill_of_its_process(scene: Scene) -> None:
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_wait_survives_a_rebalance(scene: Scene, protocol: Protocol) -> None:
     scene.notice_the_dead_soon()
     name, deadly = scene.topic(2), Deadly(scene.book)
@@ -163,6 +166,7 @@ def test_a_stop_does_not_wait_for_a_retry(scene: Scene) -> None:
     scene.book.assert_holds(name, stored[:1])
 
 
+@pytest.mark.long
 def test_records_after_a_delayed_one_are_read_once_and_bounded(scene: Scene, protocol: Protocol) -> None:
     name, many = scene.topic(2), 4000
     stored = scene.produce(name, ["fail 1"] + ["ok"] * (many - 1))

@@ -169,6 +169,7 @@ def test_a_database_that_goes_away_in_between_is_no_error_of_the_worker(
     assert sorted(offset for _, offset in scene.book.written(name)) == list(range(6)), f"seed {seed}"
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_not_counted_for_long(scene: Scene) -> None:
     """Its row stays, as it was seen last; the next worker writes its own."""
     name, _ = scene.log(10)

@@ -198,6 +198,7 @@ def test_a_queue_is_destroyed_once_though_a_signal_handler_raises() -> None:
     librdkafka._library().queue_destroy(destroyed[0])
 
 
+@pytest.mark.long
 def test_a_broker_killed_between_question_and_answer(
     scene_on: Callable[..., Scene], own_kafka: KafkaServer, new_identity: NewIdentity
 ) -> None:
@@ -254,6 +255,7 @@ def test_a_signal_is_handled_while_an_answer_is_awaited(new_identity: NewIdentit
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.long
 @known_build
 def test_memory_does_not_grow_with_questions(scene: Scene) -> None:
     """40,000 questions, of which every second is of another topic, and given up without reading its answer."""

@@ -140,6 +140,7 @@ def test_records_after_an_open_transaction_wait_for_its_end(scene: Scene) -> Non
     scene.book.assert_holds(name, [*stored, (0, 3), (0, 4), (0, 5)])
 
 
+@pytest.mark.long
 def test_a_compacted_log_is_read_across_its_holes(scene: Scene) -> None:
     name = scene.topic(config=COMPACTED)
     for n in range(20):  # few keys, many segments: the cleaner leaves the last record of each key

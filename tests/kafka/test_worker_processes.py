@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count
 
 import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
@@ -65,6 +66,7 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.long
 def test_children_that_are_killed_under_load_lose_and_repeat_nothing(
     place: Place, lines: None, topic: Callable[..., str], operators_account: OperatorsAccount
 ) -> None:
@@ -100,6 +102,7 @@ def test_children_that_are_killed_under_load_lose_and_repeat_nothing(
     assert all(gone(pid) for pid in last)
 
 
+@pytest.mark.long
 def test_metrics_are_sums_that_do_not_fall_and_sigterm_drains_all(
     place: Place, lines: None, topic: Callable[..., str]
 ) -> None:
@@ -137,6 +140,7 @@ def seconds_without_owner(place: Place) -> list[float]:
         return [float(one) for one in connection.execute(text(query.format(schema=f'"{place.schema}"'))).scalars()]
 
 
+@pytest.mark.long
 def test_in_a_roll_under_load_no_partition_is_without_a_worker_for_longer_than_a_claim(
     place: Place, lines: None, topic: Callable[..., str]
 ) -> None:
@@ -163,6 +167,7 @@ def test_in_a_roll_under_load_no_partition_is_without_a_worker_for_longer_than_a
     assert process.said.count("drained: ") == 4, "each of the four left its group"
 
 
+@pytest.mark.long
 def test_a_roll_is_abandoned_onto_code_that_does_not_start_and_raises_the_version(
     place: Place, lines: None, topic: Callable[..., str]
 ) -> None:
@@ -188,6 +193,7 @@ def test_a_roll_is_abandoned_onto_code_that_does_not_start_and_raises_the_versio
     assert process.end() == 0, process.said
 
 
+@pytest.mark.long
 def test_children_end_when_the_parent_is_killed(place: Place, lines: None) -> None:
     port = free_port()
     process = start(place, 2, port)
@@ -197,12 +203,14 @@ def test_children_end_when_the_parent_is_killed(place: Place, lines: None) -> No
     until(lambda: all(map(gone, left)), "the children have ended")
 
 
+@pytest.mark.long
 def test_a_target_that_is_wrong_ends_all(place: Place, lines: None) -> None:
     process = place.start("run", f"{place.module(TO_TABLE)}:missing", *place.options(), "--workers", "2")
     assert process.end() == 2, process.said
     assert "ended for a reason that a restart does not change: all end" in process.said
 
 
+@pytest.mark.long
 def test_a_child_that_is_not_live_is_replaced(place: Place) -> None:
     module = place.module(
         """\

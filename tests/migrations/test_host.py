@@ -367,6 +367,7 @@ class TestVersionLocation:
         host.run(command.upgrade, "heads")
         assert_complete(engine)
 
+    @pytest.mark.long
     def test_the_second_revision(self, host: Host, engine: Engine) -> None:
         host.add_version_location()
         host.run(command.upgrade, "a1")

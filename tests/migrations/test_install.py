@@ -206,6 +206,7 @@ WAITING = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NO
 UPGRADE = "import sys, sqlalchemy, seekpoint.schema as s; s.upgrade(sqlalchemy.create_engine(sys.stdin.read()))"
 
 
+@pytest.mark.long
 def test_two_processes_upgrade_at_once(engine: Engine, database_url: str) -> None:
     """Both are seen to wait for the lock that an upgrade in flight holds; then one builds, the other finds it built."""
     with engine.connect() as first:
@@ -228,6 +229,7 @@ def test_two_processes_upgrade_at_once(engine: Engine, database_url: str) -> Non
     assert (made(engine), at(engine)) == (OURS, schema.HEAD)
 
 
+@pytest.mark.long
 def test_threads_upgrade_schemas_of_their_own(engine: Engine) -> None:
     """Alembic's ``op`` is global to the process: two threads using it at once could build in the wrong schema."""
     names = [f"ledger_{number}" for number in range(6)]
@@ -293,6 +295,7 @@ def _literal(name: str) -> str:
     return '"' + name.replace('"', '""').replace("'", "''") + '"'
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("name", ["seekpoint", *ODD_NAMES])
 @pytest.mark.parametrize("door", ["engine", "connection", "plain SQL"])
 def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: str, door: str, name: str) -> None:

@@ -57,6 +57,7 @@ def worker_of(source: Path, **given: Any) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=60)
 
 
+@pytest.mark.long
 def test_a_worker_of_the_version_before_continues_until_a_revision_ends_it_and_loses_nothing(  # noqa: PLR0917 -- fixtures
     earlier: Path,
     engine: Engine,

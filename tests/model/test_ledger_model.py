@@ -89,6 +89,7 @@ SMALL_CHANGED = {
 }
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("config", CONFIGS)
 def test_as_designed_nothing_is_lost_twice_refused_needlessly_or_stuck(config: str) -> None:
     found = explore(CONFIGS[config])
@@ -100,6 +101,7 @@ def test_as_designed_nothing_is_lost_twice_refused_needlessly_or_stuck(config: s
     assert found.stuck == (0 if CONFIGS[config].claims < 0 else None), found.history
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("name", UNSAFE)
 def test_an_unsafe_variant_does_harm(name: str) -> None:
     found = explore(broken_by(name))
@@ -111,6 +113,7 @@ def test_an_unsafe_variant_does_harm(name: str) -> None:
     assert found.history[-1].startswith(("A's COMMIT takes effect", "B's COMMIT takes effect"))
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("name", ONLY_SLOW)
 def test_a_slow_variant_does_no_harm_but_has_a_price(name: str) -> None:
     """The rows stay right because hold compares the position: watch refusals and progress to catch these."""
@@ -137,6 +140,7 @@ def test_from_must_survive_a_batch_dropped_because_its_other_partition_was_refus
     assert found.violation == "partition 1 offset 0 lost"
 
 
+@pytest.mark.long
 def test_a_last_chunk_that_was_dropped_is_found_by_the_idle_look_alone() -> None:
     found = explore(ENDLESS._replace(broken=frozenset(["idle worker does not look"])))
     assert found.stuck
@@ -152,6 +156,7 @@ def test_a_rewind_on_a_quiet_topic_is_obeyed_by_the_idle_look_alone(monkeypatch:
     assert found.history[-1] == "an operator rewinds 0"
 
 
+@pytest.mark.long
 def test_a_late_lock_of_records_that_are_not_held_lets_two_workers_wait_for_each_other() -> None:
     found = explore(broken_by("by batch: unheld records compared at advance"))
     assert found.needless == 0
@@ -171,6 +176,7 @@ def walked(rules: Rules, merge: Callable[[State, Rules], State]) -> tuple[set[St
     return set(graph.states), {graph.states[k] for k in graph.stuck(goals)}
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize(
     ("bounds", "name"),
     [(small, name) for small in SMALL for name in (None, *ONLY_SLOW) if ": " not in str(name)]

@@ -569,6 +569,7 @@ def streams(draw: st.DrawFn) -> tuple[list[RawRecord], dict[int, int], set[int]]
     return records, bad, draw(st.sets(st.integers(1, 49), max_size=6))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["values", "records", "whole"])
 def test_rows_equal_the_records_before_each_first_bad_one(ground: Ground, group: str, path: str) -> None:
     """Values alone, whole records, or a whole batch for a handler. Prints the failing stream and how to repeat it."""

@@ -218,6 +218,7 @@ def written_by(ground: Ground, made: Callable[..., Any], name: str, body: str, r
     return [aside.offset for aside in done.dead_letters], repr([row[1:] for row in found])
 
 
+@pytest.mark.long
 def test_the_same_rows_as_append(ground: Ground) -> None:
     """Any values, of one type in a column or of several: the same in the same columns, or both refuse the record."""
     seed = time.time_ns()

@@ -419,7 +419,7 @@ def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
 def test_status_counts_the_dead(terminal: Terminal) -> None:
     park(terminal)
     header, row = (line.split() for line in terminal.run("status", "g").stdout.splitlines()[1:3])
-    assert header[:7] == ["topic", "partition", "next", "end", "lag", "dead", "letters"]
+    assert header[:6] == ["topic", "partition", "next", "end", "lag", "dead"]
     assert row[:4] == ["orders", "0", "3", "3"]
     (line,) = terminal.json("status", "g")
     assert (line["dead_letters"], line["retry"]) == (3, None)

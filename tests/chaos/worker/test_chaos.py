@@ -111,6 +111,7 @@ def test_a_run_without_a_transaction_of_two_round_trips_fails() -> None:
     assert report.passed
 
 
+@pytest.mark.long
 def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     path = tmp_path / "chaos-report.json"

@@ -78,6 +78,7 @@ def records(random: Random, kind: str, partition: int) -> list[tuple[str, str | 
     return made
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("seed", range(15))
 def test_a_batch_writes_what_a_worker_writes(shop: Shop, seed: int) -> None:
     """Two groups apply equal records: one by batches now and then, one by a worker."""

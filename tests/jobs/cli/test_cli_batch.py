@@ -58,6 +58,7 @@ def test_a_group_with_workers_is_refused_unless_they_are_paused(terminal: Termin
     assert shop.rows() == doubled(FIRST + later, by=1)
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_a_batch_open_and_says_how_to_resume_it(terminal: Terminal, shop: Shop) -> None:
     """Another session locks the table: the batch's last transaction waits for the lock."""
     with shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):

@@ -65,6 +65,7 @@ def stray_beside(file: Path) -> Path:
     return stray
 
 
+@pytest.mark.long
 def test_a_reload_reads_what_retention_took_from_an_archive(terminal: Terminal, shop: Shop) -> None:
     terminal.job("export", "--to", "archive")
     admin, at = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0}), TopicPartition(shop.topic, 0, 100)

@@ -202,6 +202,7 @@ def test_status_sees_a_step_that_is_under_way(terminal: Terminal, shop: Shop) ->
         reloader.kill()
 
 
+@pytest.mark.long
 def test_a_run_is_resumed(terminal: Terminal, shop: Shop) -> None:
     run = left_at(shop, "turn staged")
     later = [of(n % 50, n, n) for n in range(200, 230)]
@@ -212,6 +213,7 @@ def test_a_run_is_resumed(terminal: Terminal, shop: Shop) -> None:
     assert f"run {run} is cut over: open another one" in over.stderr
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_resume_it(
     terminal: Terminal, shop: Shop, number: signal.Signals
@@ -332,6 +334,7 @@ def test_a_task_has_the_records_that_are_asked_for(terminal: Terminal, shop: Sho
 # -- Spark -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_spark_reads_the_log_and_no_password_comes_out(terminal: Terminal, shop: Shop) -> None:
     """Tasks get the name of a variable instead of any password. The session ends with its process."""
     process = terminal.process("reload", "run", "--spark", "local[2]", "--kafka", "sasl.password=hunter2")

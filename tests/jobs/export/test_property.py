@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import random
 
+import pytest
+
 from seekpoint.records import RawRecord
 from support.archive import Vault, records
 from support.log_changes import in_transactions
 
 
+@pytest.mark.long
 def test_archive_and_log_are_one_log(vault: Vault) -> None:
     seed = int(os.environ.get("SEEKPOINT_SEED", "0")) or random.randrange(10**6)
     print(f"SEEKPOINT_SEED={seed}")

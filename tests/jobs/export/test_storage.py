@@ -97,6 +97,7 @@ def test_what_is_another_place_has_another_name() -> None:
     assert len({storage.place(named(one)) for one in others}) == len(others)
 
 
+@pytest.mark.long
 def test_roots_as_spark_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``dbfs:/`` is no folder beside the process, an Azure container no password, ``s3a://`` pyarrow's ``s3://``."""
     assert Storage("abfss://c@store.dfs.core.windows.net/a").path("f") == "c/a/f"

@@ -14,6 +14,7 @@ from support.reload_orders import doubled, gone, of, shop_on
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("place", ["staging", "turn staged", "catching_up", "turn cut_over"])
 def test_a_crash_of_the_database(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, place: str, monkeypatch: pytest.MonkeyPatch

@@ -171,6 +171,7 @@ def test_catch_up_passes_that_do_not_shrink_end_the_run(full: Shop, monkeypatch:
     assert full.rows() == doubled(FIRST + LATER, by=1)
 
 
+@pytest.mark.long
 def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     shop: Shop,
     own_kafka: KafkaServer,

@@ -82,6 +82,7 @@ def test_processes_stage_what_one_would(shop: Shop, named: Callable[[str], str])
     assert [done for what, done, _ in told_ if what == "staging"] == [0, 50, 100, 150, 200]
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_is_replaced(shop: Shop, named: Callable[[str], str], tmp_path: Path) -> None:
     """SIGKILL in mid-transaction: nothing of its attempt is there, and the range is staged again."""
     command: list[bytes] = []
@@ -110,6 +111,7 @@ def test_a_process_that_is_killed_is_replaced(shop: Shop, named: Callable[[str],
     assert shop.rows() == doubled(FIRST)
 
 
+@pytest.mark.long
 def test_processes_that_crash_repeatedly_are_reported_and_the_run_stays_open(
     shop: Shop, named: Callable[[str], str]
 ) -> None:
@@ -121,6 +123,7 @@ def test_processes_that_crash_repeatedly_are_reported_and_the_run_stays_open(
     assert not children()
 
 
+@pytest.mark.long
 def test_processes_that_cannot_begin_are_reported(shop: Shop, named: Callable[[str], str]) -> None:
     reload = reload_of(shop, named(ENDING))
     with pytest.raises(ChildProcessError, match=r"6 processes ended .* by itself \(exit code 3\)"):

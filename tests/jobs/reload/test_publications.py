@@ -54,6 +54,7 @@ def spoil(shop: Shop) -> None:
     shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
 
 
+@pytest.mark.long
 def test_verify_and_merge(published: Shop) -> None:
     """Catch-up passes after the staging, and after the comparison, change and delete rows of the run's own tables."""
     settled(published, RECORDS)
@@ -140,6 +141,7 @@ def test_a_publication_that_is_created_while_a_run_is_open_ends_it(shop: Shop) -
     assert shop.rows() == doubled(RECORDS)
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("stage", [False, True])
 def test_a_crash_that_empties_what_was_staged_ends_the_run(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, stage: bool

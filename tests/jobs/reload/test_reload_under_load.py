@@ -61,6 +61,7 @@ def bring_through(shop: Shop, chance: Random, version: int, strategy: str) -> in
     raise AssertionError("no driver brought it to its end")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # nine drivers, most of which are killed, on a machine that may be busy
 @pytest.mark.parametrize("seed", [1, 2])
 def test_reloads_under_fire(shop: Shop, seed: int) -> None:

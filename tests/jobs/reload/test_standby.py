@@ -75,6 +75,7 @@ def test_the_new_version_waits_for_its_run_and_takes_over(shop: Shop, strategy: 
     assert shop.version() == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["aborted", "failed"])
 def test_a_run_that_comes_to_nothing_lets_the_new_version_take_over_as_without_one(shop: Shop, way: str) -> None:
     with Feed(shop) as feed:
@@ -248,6 +249,7 @@ def test_postgres_goes_away_and_comes_back_during_standby(
     shop.engine.dispose()
 
 
+@pytest.mark.long
 def test_a_worker_that_looked_too_early_leaves_the_group_and_becomes_a_standby(shop: Shop) -> None:
     """Opened between its look and its claim: Kafka has given it partitions, and gets them back."""
     with Feed(shop) as feed:

@@ -35,6 +35,7 @@ def test_what_is_new_is_applied_by_tasks(shop: Shop, spark: SparkSession, unread
     assert paused(shop) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", [IN_A_ROW, BEHIND_COMMIT], ids=["in mid-transaction", "behind its commit"])
 def test_a_task_whose_process_is_killed_is_run_again(
     shop: Shop, spark: SparkSession, unread: Callable[[str], str], tmp_path: Path, source: str
@@ -56,6 +57,7 @@ def test_a_record_that_ends_it_is_named_as_a_task_found_it(
     assert paused(shop) is None
 
 
+@pytest.mark.long
 def test_a_variable_that_executors_do_not_have_ends_the_batch_and_its_pause(
     shop: Shop, spark: SparkSession, unread: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +72,7 @@ def test_a_variable_that_executors_do_not_have_ends_the_batch_and_its_pause(
     assert run(shop, spark, name).records == 200
 
 
+@pytest.mark.long
 def test_a_batch_whose_driver_was_killed_is_resumed_by_spark(
     shop: Shop, spark: SparkSession, unread: Callable[[str], str]
 ) -> None:

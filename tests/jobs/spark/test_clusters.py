@@ -56,6 +56,7 @@ def resumed(shop: Shop, name: str) -> None:
     assert shop.rows() == expected()
 
 
+@pytest.mark.long
 def test_separate_executors_of_which_one_is_killed_after_its_commit(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ SPECULATION = {
 }
 
 
+@pytest.mark.long
 def test_tasks_that_hang_are_overtaken_by_their_copies_on_another_machine(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -93,6 +95,7 @@ def test_tasks_that_hang_are_overtaken_by_their_copies_on_another_machine(
     assert offsets(shop) == {f"{shop.topic}/0": 200, f"{shop.topic}/1": 200}
 
 
+@pytest.mark.long
 def test_the_tasks_of_a_killed_driver_end_and_another_driver_takes_over(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -108,6 +111,7 @@ def test_the_tasks_of_a_killed_driver_end_and_another_driver_takes_over(
     resumed(shop, name)
 
 
+@pytest.mark.long
 def test_a_cluster_that_dies_while_ranges_are_staged_is_heard_of(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -135,6 +139,7 @@ with spark_session("local[1]", settings) as spark:
 """
 
 
+@pytest.mark.long
 def test_no_secret_of_the_executors_is_in_the_event_log(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", LOGGED, tmp_path.as_uri()], check=True, timeout=240)
     logged = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".crc")

@@ -112,6 +112,7 @@ def test_frames_are_computed_of_what_retention_took_too(books: Books, spark: Spa
     assert job.handled == [*range(60, 90)]
 
 
+@pytest.mark.long
 def test_records_without_rows_are_none_of_a_frame(books: Books, spark: SparkSession) -> None:
     """Dead letters, and a range that was given up."""
 
@@ -196,6 +197,7 @@ def written(books: Books, run: UUID, staging: str, batches: Sequence[pa.RecordBa
     return rows
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_and_a_copy_that_commits_too_do_no_harm(
     books: Books, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -240,6 +242,7 @@ def test_a_part_of_a_frame_is_refused_by_a_run_that_continued_without_it(books: 
     assert written(books, uuid4(), "nowhere", []) == [0], "nothing to write is no transaction"
 
 
+@pytest.mark.long
 def test_rows_that_the_table_refuses_end_the_run(books: Books, spark: SparkSession) -> None:
     applied(books)
     job = Job(books, spark)

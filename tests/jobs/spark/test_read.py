@@ -83,6 +83,7 @@ def test_its_ends_can_be_named(spark: SparkSession, vault: Vault) -> None:
     assert offsets(rows) == [(0, n) for n in range(10, 20)] + [(1, n) for n in range(40)]
 
 
+@pytest.mark.long
 def test_dead_letters_are_left_out_marked_or_alone(spark: SparkSession, vault: Vault) -> None:
     """Not those that were replayed, nor another topic id's; also where a task has none of them."""
     name = vault.topic(2)
@@ -159,6 +160,7 @@ def test_an_end_that_cannot_be_read_yet_is_refused_before_a_task_waits_for_it(
     end_it.abort_transaction(30)
 
 
+@pytest.mark.long
 def test_retention_is_a_loss_before_and_while_it_is_read(spark: SparkSession, vault: Vault) -> None:
     name = vault.filled(50)
     frame = frame_of(vault, spark)
@@ -170,6 +172,7 @@ def test_retention_is_a_loss_before_and_while_it_is_read(spark: SparkSession, va
     assert offsets(rows_of(vault, spark, start={(name, 0): 30})) == [(0, n) for n in range(30, 50)]
 
 
+@pytest.mark.long
 def test_a_recreated_topic_is_never_read_as_the_one_before(spark: SparkSession, vault: Vault) -> None:
     name = vault.filled(5)
     frame = frame_of(vault, spark)

@@ -44,6 +44,7 @@ def engine_of(roles: LedgerRoles) -> Iterator[Callable[[Role], Engine]]:
         engine.dispose()
 
 
+@pytest.mark.long
 def test_each_service_runs_with_the_rights_of_its_role(  # noqa: PLR0917 -- fixtures
     shop: Shop,
     spark: SparkSession,

@@ -107,6 +107,7 @@ def test_a_whole_reload_by_spark(job: Callable[..., Job]) -> None:
     assert [step for step in told if step[0] == "staging"][-1] == ("staging", 200, 200)
 
 
+@pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("source", [IN_A_ROW, BEHIND_COMMIT], ids=["in mid-transaction", "behind its commit"])
 def test_a_worker_that_is_killed_is_replaced_and_nothing_counts_twice(
     job: Callable[..., Job], tmp_path: Path, source: str
@@ -160,6 +161,7 @@ def first(record):
     assert not made.shop.execute("SELECT 1 FROM {schema}.reload_staged WHERE to_offset = 80")
 
 
+@pytest.mark.long
 def test_executors_with_older_code_stage_nothing_and_the_run_continues_with_the_right_one(
     job: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -196,6 +198,7 @@ def test_retention_in_mid_run_is_reported_with_partition_and_offset(job: Callabl
     assert (lost.value.partition, lost.value.offset) == (Partition(made.shop.topic, 0), 0)
 
 
+@pytest.mark.long
 def test_a_driver_that_stops_reading_results_cancels_the_rest(job: Callable[..., Job], spark: SparkSession) -> None:
     """A driver that lost its run to another one cancels its tasks at once: the cluster is not kept busy in vain."""
     made = job(

@@ -102,6 +102,7 @@ def written(scene: Scene, topic: str) -> list[tuple[int, int]]:
     return sorted(scene.book.written(topic), key=lambda row: row[0])  # stable: in the order of writing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_from_a_plain_consumer_and_back(
     scene: Scene, proxy: PostgresProxy, operators_account: OperatorsAccount, name: str

@@ -69,6 +69,7 @@ def test_a_plan_counts_the_dead_letters_that_it_supersedes(
     assert not [said for said in admin.plan_reset("g", ResetTo.offset(20)).consequences if "dead letters" in said]
 
 
+@pytest.mark.long
 def test_a_plan_of_a_thousand_partitions_is_one_transaction(
     desk: Desks, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:

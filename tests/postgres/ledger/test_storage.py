@@ -62,6 +62,7 @@ def updates(engine: Engine) -> tuple[int, ...]:
         return tuple(tx.execute(text(UPDATES)).one())
 
 
+@pytest.mark.long
 def test_advances_are_hot_and_the_table_does_not_grow(alone: Engine) -> None:
     """I3's price: 20,000 advances touch no index, and leave the table within a few pages."""
     desk = Desk(Ledger(alone, "g", synchronous_commit=False))
@@ -100,6 +101,7 @@ def test_claims_notes_moves_and_releases_are_hot_too(alone: Engine) -> None:
     assert scalar(alone, INDEX) == index
 
 
+@pytest.mark.long
 def test_a_long_snapshot_costs_pages_once(alone: Engine) -> None:
     """I3's price: while an old snapshot is open nothing can be cleaned; afterwards growth ends."""
     desk = Desk(Ledger(alone, "g", synchronous_commit=False))

@@ -123,8 +123,8 @@ def stop(*_):
     print("here", flush=True)
     threading.Event().wait()
 
-def close_and_stop(*given):
-    close(*given)
+def close_and_stop(*given, **options):
+    close(*given, **options)
     stop()
 
 if what["at"] == "handler":

@@ -167,7 +167,15 @@ def test_the_ends_of_logs_are_answered_to_a_new_client(scene: Scene, proxy: Kafk
 def test_commits_are_answered_to_a_new_client(scene: Scene, proxy: KafkaProxy) -> None:
     name, _ = scene.log(5)
     identity = Identity({"bootstrap.servers": proxy.bootstrap, **FORGETFUL}, 1.0)
-    write_commits(identity, scene.group, {Partition(name, 0): Commit(3)})
+
+    def are_written() -> bool:
+        try:
+            write_commits(identity, scene.group, {Partition(name, 0): Commit(3)})
+        except KafkaUnavailable:  # the coordinator of a broker that has just started loads its log
+            return False
+        return True
+
+    until(are_written, "the commits")
     proxy.empty_metadata("other")
     identity.ask([name]).result()
     proxy.wait_emptied("other")

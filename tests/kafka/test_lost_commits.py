@@ -14,7 +14,7 @@ from support.events import Gate, Run
 from support.kafka_postgres import Scene
 from support.ledger_desk import scalar, wait_until_blocked
 from support.manual_worker import actions
-from support.postgres_proxy import PostgresProxy
+from support.postgres_proxy import PostgresProxy, When
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
@@ -122,9 +122,15 @@ def test_a_transaction_in_doubt_that_the_server_rolls_back(scene: Scene, proxy: 
     goes_on(scene, run, name, stored)
 
 
-# The statements of one batch in their order, each by words that no other statement of a worker has. Few rows leave with
-# the offset; more go by COPY.
-STATEMENTS = {"BEGIN": "BEGIN", "hold": "locked", "rows": "book", "advance": "moved", "COMMIT": "COMMIT"}
+# The statements of one batch in their order, each by words that no other statement of a worker has; a COMMIT by those
+# of its transaction, since the worker's status is committed, too. Few rows leave with the offset; more go by COPY.
+STATEMENTS: dict[str, tuple[When, str]] = {
+    "BEGIN": ("at_statement", "BEGIN"),
+    "hold": ("at_statement", "locked"),
+    "rows": ("at_statement", "book"),
+    "advance": ("at_statement", "moved"),
+    "COMMIT": ("before_commit", "moved"),
+}
 
 
 @pytest.mark.parametrize("how", ["few rows", "COPY", "handler"])
@@ -137,11 +143,15 @@ def test_the_connection_is_cut_at_each_statement(scene: Scene, proxy: PostgresPr
     pipeline = scene.pipeline(name, **({"handle": scene.book.enter} if how == "handler" else {}))
     run = scene.worker(pipeline, engine=proxy.dsn, observe=[gate])
     gate.wait()
-    proxy.arm("at_statement", STATEMENTS[statement])
+    scene.wait(
+        lambda: bool(scene.sql("SELECT owner FROM {schema}.worker"))
+    )  # its status is written: the next is the batch's
+    when, text = STATEMENTS[statement]
+    proxy.arm(when, text)
     gate.open()
-    assert proxy.fired.wait(20), f"no statement with {STATEMENTS[statement]!r} came: the cut was not made"
+    assert proxy.fired.wait(20), f"no statement with {text!r} came: the cut was not made"
     run.seen.wait_for((events.DatabaseTrouble, events.CommitUnknown))
     run.finish(name, records)
-    assert proxy.counts["at_statement"] == 1
+    assert proxy.counts[when] == 1
     scene.book.assert_holds(name, stored)
     assert scene.positions() == {Partition(name, 0): records}

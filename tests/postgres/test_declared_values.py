@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from seekpoint import Append, Json, Pipeline, Upsert
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.arrow import AppendArrow
-from support.sink_tables import TOPIC, Ground
+from support.sink_tables import TOPIC, Ground, with_enums
 
 
 class Transit(Enum):
@@ -84,12 +84,7 @@ TAKEN: list[tuple[Any, str]] = [
 
 @pytest.fixture
 def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    ground = Ground(seekpoint_engine, seekpoint_schema)
-    ground.sql(
-        "CREATE TYPE mood AS ENUM ('in-transit', 'done'); CREATE TYPE named AS ENUM ('IN_TRANSIT', 'DONE');"
-        "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done')"
-    )
-    return ground
+    return with_enums(Ground(seekpoint_engine, seekpoint_schema))
 
 
 def refusal(ground: Ground, pipeline: Pipeline[Any, Any]) -> str:

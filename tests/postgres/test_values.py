@@ -26,7 +26,7 @@ from seekpoint.postgres.deferred import Last
 from seekpoint.postgres.session import Session, TransactionFailed
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
-from support.sink_tables import TOPIC, Ground, orders
+from support.sink_tables import TOPIC, Ground, orders, with_enums
 
 EAST = timezone(timedelta(hours=2))
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -185,12 +185,7 @@ Write = Callable[[Ground, tuple[str, str], Mapping[str, Any], Any], None]
 
 @pytest.fixture
 def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    ground = Ground(seekpoint_engine, seekpoint_schema)
-    ground.sql(
-        "CREATE TYPE mood AS ENUM ('in-transit', 'done'); CREATE TYPE named AS ENUM ('IN_TRANSIT', 'DONE');"
-        "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done')"
-    )
-    return ground
+    return with_enums(Ground(seekpoint_engine, seekpoint_schema))
 
 
 class Forced(WriteStrategies):

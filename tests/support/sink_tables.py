@@ -136,6 +136,15 @@ def of_test(ground: Ground, kind: str) -> str:
     return f'"{ground.schema}".{kind}' if kind in {"mood", "short"} else kind
 
 
+def with_enums(ground: Ground) -> Ground:
+    """Makes enums whose labels are a Python enum's values (``mood``), its names (``named``), or both (``either``)."""
+    ground.sql(
+        "CREATE TYPE mood AS ENUM ('in-transit', 'done'); CREATE TYPE named AS ENUM ('IN_TRANSIT', 'DONE');"
+        "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done')"
+    )
+    return ground
+
+
 def orders(*values: bytes | None, partition: int = 0, start: int = 0) -> list[RawRecord]:
     """Records with these values, one after the other."""
     return [raw(v, topic=TOPIC, partition=partition, offset=n) for n, v in enumerate(values, start)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
@@ -134,11 +132,9 @@ class LedgerSchema:
         return cast("str | None", _scalars(tx, _SIGNATURE, schema=self.name)[0])
 
 
-@contextmanager
-def _transaction(dsn: str) -> Iterator[Connection]:
+def _transaction(dsn: str) -> Connection:
     """A connection for one transaction: tests may close or replace whatever is between them and the server."""
-    with connect(dsn, prepare_threshold=None) as tx:
-        yield tx
+    return connect(dsn, prepare_threshold=None)
 
 
 def _scalars(tx: Connection, query: str, **values: Any) -> list[Any]:

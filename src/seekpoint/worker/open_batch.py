@@ -288,7 +288,7 @@ class OpenBatch:
 
     def closes_within(self, records: int, size: int) -> bool:
         """Whether the batch is closed with so many records and bytes at most, and each is to be applied as it is."""
-        if self.is_single or self.suspects is not None or self.outcome.tries or self.outcome.is_filtering:
+        if not self.is_ordinary or self.outcome.tries or self.outcome.is_filtering:
             return False
         return self.buffer.closes_within(records, size) and not self.buffer.unreadable
 

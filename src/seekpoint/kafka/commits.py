@@ -13,6 +13,7 @@ from typing import Any, Self
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
 from seekpoint.errors import Fenced, KafkaUnavailable
+from seekpoint.kafka.coordinator import answered_by_coordinator
 from seekpoint.kafka.identity import Identity
 from seekpoint.records import Partition
 
@@ -61,14 +62,19 @@ def read_commits(
     """
     named = None if partitions is None else [TopicPartition(at.topic, at.number) for at in sorted(partitions)]
     asked = [ConsumerGroupTopicPartitions(group, named)]
-    question = identity.question()
-    try:
+
+    def read() -> list[TopicPartition]:
+        question = identity.question()
         answers = question.admin.list_consumer_group_offsets(
             asked,
             require_stable=True,  # what an open transaction has applied must not be read again after its end
             request_timeout=identity.timeout,
         )
-        found = question.answer(answers[group].result, identity.timeout + 1).topic_partitions
+        answer: list[TopicPartition] = question.answer(answers[group].result, identity.timeout + 1).topic_partitions
+        return answer
+
+    try:
+        found = answered_by_coordinator(read, identity.timeout)
         failed = {Partition(at.topic, at.partition): at.error for at in found if at.error is not None}
         if open_ := sorted(at for at, error in failed.items() if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT):
             raise KafkaUnavailable(
@@ -90,13 +96,17 @@ def commits_of(found: Iterable[TopicPartition]) -> dict[Partition, Commit]:
 def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Commit]) -> None:
     """Write the commits of a group that has no members. Raises Fenced where it has some, KafkaUnavailable."""
     asked = [ConsumerGroupTopicPartitions(group, [commit.at(partition) for partition, commit in commits.items()])]
-    question = identity.question()
-    try:
+
+    def write() -> None:
+        question = identity.question()
         future = question.admin.alter_consumer_group_offsets(asked, request_timeout=identity.timeout)[group]
         written = question.answer(future.result, identity.timeout + 1).topic_partitions
-        # Of a group that has members the call raises nothing: each partition has the error.
+        # The call raises nothing of what the coordinator refuses: each partition has the error.
         if failed := next((at.error for at in written if at.error is not None), None):
             raise KafkaException(failed)
+
+    try:
+        answered_by_coordinator(write, identity.timeout)
     except (KafkaException, TimeoutError) as error:
         if isinstance(error, KafkaException) and error.args[0].code() in _ACTIVE:
             raise Fenced(f"group {group!r} has members in Kafka: stop them first ({error.args[0].str()})") from error

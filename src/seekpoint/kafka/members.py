@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from seekpoint.errors import KafkaUnavailable
+from seekpoint.kafka.coordinator import answered_by_coordinator
 from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.questions import Wait
 
 _NO_ANSWER = {KafkaError.GROUP_AUTHORIZATION_FAILED}
 # Of the classic protocol: the other one gives partitions to members one by one, and waits for none of them.
@@ -44,12 +48,16 @@ def _describe(
     """State and members; None where this client may not ask. Raises KafkaUnavailable."""
     if not groups:
         return {}
-    question = identity.question()
-    asked = question.admin.describe_consumer_groups(sorted(groups), request_timeout=identity.timeout)
+    asked = _ask(identity, groups)
+
+    def answer(group: str) -> Any:
+        wait = asked.pop(group, None) or _ask(identity, [group])[group]  # all at once, and one again
+        return wait(identity.timeout + 1)
+
     found: dict[str, tuple[ConsumerGroupState | None, list[Member]] | None] = {}
-    for group, future in asked.items():
+    for group in sorted(groups):
         try:
-            described = question.answer(future.result, identity.timeout + 1)
+            described = answered_by_coordinator(partial(answer, group), identity.timeout)
         except TimeoutError as error:
             raise KafkaUnavailable(f"no answer about group {group!r} within {identity.timeout:g} s") from error
         except KafkaException as error:
@@ -61,3 +69,9 @@ def _describe(
         known = [Member(str(each.client_id), str(each.host)) for each in described.members]
         found[group] = described.state, known
     return found
+
+
+def _ask(identity: Identity, groups: Collection[str]) -> dict[str, Wait[Any]]:
+    question = identity.question()
+    asked = question.admin.describe_consumer_groups(sorted(groups), request_timeout=identity.timeout)
+    return {group: partial(question.answer, future.result) for group, future in asked.items()}

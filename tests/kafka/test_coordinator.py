@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 from seekpoint import Partition
 from seekpoint.kafka.commits import Commit, read_commits, write_commits
-from seekpoint.kafka.coordinator import answered_by_coordinator
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.members import members
 from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
@@ -40,28 +37,3 @@ def test_a_coordinator_that_loads_its_log_is_waited_for(
             assert read_commits(identity, "group") == {}
         case _:
             assert members(identity, ["group", "another"]) == {"group": [], "another": []}
-
-
-@pytest.mark.parametrize("code", [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR])
-def test_it_is_waited_for_as_long_as_the_timeout_says(code: int) -> None:
-    asked = []
-
-    def ask() -> Any:
-        asked.append(code)
-        raise KafkaException(KafkaError(code))
-
-    with pytest.raises(KafkaException):
-        answered_by_coordinator(ask, 0.5)
-    assert len(asked) > 1
-
-
-def test_other_errors_are_raised_at_once() -> None:
-    asked = []
-
-    def ask() -> Any:
-        asked.append(0)
-        raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
-
-    with pytest.raises(KafkaException):
-        answered_by_coordinator(ask, 0.5)
-    assert asked == [0]

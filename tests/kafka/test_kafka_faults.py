@@ -320,8 +320,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def lagging(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The topics that the brokers do not know, as one answers whose metadata lags; empty at first."""
     topics: set[str] = set()
-    one = Answer._one
-    monkeypatch.setattr(Answer, "_one", lambda self, topic, wait: None if topic in topics else one(self, topic, wait))
+    result = Answer.result
+    monkeypatch.setattr(
+        Answer, "result", lambda self: result(self) | {topic: None for topic in self._topics if topic in topics}
+    )
     return topics
 
 

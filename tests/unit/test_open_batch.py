@@ -53,7 +53,7 @@ class Source:
 
     def ask(self, topics: set[str]) -> Answer:
         self.asked.append(topics)
-        return Answer({}, 0)
+        return Answer()
 
 
 def opened(
@@ -335,9 +335,7 @@ def test_whatever_happens_the_offsets_cover_exactly_the_records(steps: Steps) ->
     """I3 and I4 as a property: each moved span holds all its records, and no record lies outside of a span."""
     read_positions = {A: 0, B: 0}
     queue: list[Chunk[RawRecord]] = []
-    batch = OpenBatch(
-        Buffer(chunk((A, 0, 1)), lambda: queue.pop(0) if queue else None, lambda _: Answer({}, 0), Limits())
-    )
+    batch = OpenBatch(Buffer(chunk((A, 0, 1)), lambda: queue.pop(0) if queue else None, lambda _: Answer(), Limits()))
     read_positions[A] = 1
     reading = batch.chunks()
     next(reading)
@@ -379,7 +377,7 @@ def test_a_closed_batch_goes_with_its_last_user_and_waits_for_no_collector() -> 
         def draw() -> None:
             assert buffer.room
 
-        buffer = Buffer(chunk((A, 0, 1)), draw, lambda _: Answer({}, 0), Limits())
+        buffer = Buffer(chunk((A, 0, 1)), draw, lambda _: Answer(), Limits())
         assert len(list(buffer.chunks())) == 1
         return weakref.ref(buffer)
 

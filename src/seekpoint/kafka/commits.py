@@ -13,8 +13,8 @@ from typing import Any, Self
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
 from seekpoint.errors import Fenced, KafkaUnavailable
-from seekpoint.kafka.coordinator import answered_by_coordinator
 from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.questions import AskingClient, Wait
 from seekpoint.records import Partition
 
 MIRROR = "seekpoint"  # the first word of a mirror's metadata
@@ -63,18 +63,13 @@ def read_commits(
     named = None if partitions is None else [TopicPartition(at.topic, at.number) for at in sorted(partitions)]
     asked = [ConsumerGroupTopicPartitions(group, named)]
 
-    def read() -> list[TopicPartition]:
-        question = identity.question()
-        answers = question.admin.list_consumer_group_offsets(
-            asked,
-            require_stable=True,  # what an open transaction has applied must not be read again after its end
-            request_timeout=identity.timeout,
-        )
-        answer: list[TopicPartition] = question.answer(answers[group].result, identity.timeout + 1).topic_partitions
-        return answer
+    def send(client: AskingClient, timeout: float) -> Wait[ConsumerGroupTopicPartitions]:
+        # What an open transaction has applied must not be read again after its end: stable offsets.
+        futures = client.admin.list_consumer_group_offsets(asked, require_stable=True, request_timeout=timeout)
+        return futures[group].result
 
     try:
-        found = answered_by_coordinator(read, identity.timeout)
+        found = identity.question(send).answer().topic_partitions or []
         failed = {Partition(at.topic, at.partition): at.error for at in found if at.error is not None}
         if open_ := sorted(at for at, error in failed.items() if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT):
             raise KafkaUnavailable(
@@ -97,20 +92,24 @@ def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Co
     """Write the commits of a group that has no members. Raises Fenced where it has some, KafkaUnavailable."""
     asked = [ConsumerGroupTopicPartitions(group, [commit.at(partition) for partition, commit in commits.items()])]
 
-    def write() -> None:
-        question = identity.question()
-        future = question.admin.alter_consumer_group_offsets(asked, request_timeout=identity.timeout)[group]
-        written = question.answer(future.result, identity.timeout + 1).topic_partitions
-        # The call raises nothing of what the coordinator refuses: each partition has the error.
-        if failed := next((at.error for at in written if at.error is not None), None):
-            raise KafkaException(failed)
+    def send(client: AskingClient, timeout: float) -> Wait[None]:
+        futures = client.admin.alter_consumer_group_offsets(asked, request_timeout=timeout)
+        return lambda seconds: _raise_first(futures[group].result(seconds))
 
     try:
-        answered_by_coordinator(write, identity.timeout)
+        identity.question(send).answer()
     except (KafkaException, TimeoutError) as error:
         if isinstance(error, KafkaException) and error.args[0].code() in _ACTIVE:
             raise Fenced(f"group {group!r} has members in Kafka: stop them first ({error.args[0].str()})") from error
         raise KafkaUnavailable(f"the commits of group {group!r} were not written: {error}") from error
+
+
+def _raise_first(written: ConsumerGroupTopicPartitions) -> None:
+    """Raise the first partition's error: of a group that has members the call itself raises nothing."""
+    if failed := next(
+        (partition.error for partition in written.topic_partitions or [] if partition.error is not None), None
+    ):
+        raise KafkaException(failed)
 
 
 def _commit(at: TopicPartition) -> Commit:

@@ -27,6 +27,8 @@ DEFAULTS: Mapping[str, Any] = {
     # By default librdkafka waits 1000 ms after its queue was full before it fetches again; the worker would be idle.
     "fetch.queue.backoff.ms": 10,
     "isolation.level": "read_committed",
+    # As of the Java client. By default librdkafka waits up to ten seconds after an outage before it connects again.
+    "reconnect.backoff.max.ms": 1000,
 }
 
 # What an admin client needs of a consumer's configuration; the rest would only make it warn.
@@ -67,7 +69,7 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     """The configuration for a ``confluent_kafka.Consumer`` whose positions are in the ledger.
 
     Takes librdkafka's own keys. Forces those that exactly once depends on, and raises ConfigError, naming the
-    reason, where ``config`` says otherwise; gives ``fetch.queue.backoff.ms``, ``isolation.level`` and ``client.id``
+    reason, where ``config`` says otherwise; gives ``client.id`` and the keys of ``DEFAULTS``
     better defaults.
     """
     require_mapping(config)

@@ -7,10 +7,8 @@ batch was read under that id.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from concurrent.futures import Future
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 from uuid import UUID
@@ -20,9 +18,10 @@ from confluent_kafka.admin import AdminClient
 
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka import librdkafka
-from seekpoint.kafka.questions import Question, Questions, Wait, in_background
+from seekpoint.kafka.questions import AskingClient, Question, Questions, Send, Wait, answers, in_background
 
 T = TypeVar("T")
+Described = dict[str, Any]  # what the brokers answer about each topic, or their error
 NO_ID = UUID(int=0)  # what brokers answer that know the topic and not (or not yet) its id
 
 
@@ -41,10 +40,10 @@ class KafkaRefused(KafkaUnavailable):
 
 
 class Answer:
-    """A request for the ids of topics that was sent; ``result()`` waits for the answer."""
+    """A request for the ids of topics that was sent; ``result()`` waits for the answer. By default, of no topics."""
 
-    def __init__(self, waits: Mapping[str, Wait[UUID]], timeout: float) -> None:
-        self._waits, self._timeout = waits, timeout
+    def __init__(self, topics: Collection[str] = (), question: Question[Described] | None = None) -> None:
+        self._topics, self._question = topics, question
 
     def result(self) -> dict[str, UUID | None]:
         """The id of each topic, None for one that the broker asked does not know. Raises KafkaUnavailable.
@@ -52,17 +51,14 @@ class Answer:
         None is a retriable answer: a broker that has just started, or whose metadata lags, gives it for a topic that
         exists.
         """
-        return {topic: self._one(topic, wait) for topic, wait in self._waits.items()}
+        return {} if self._question is None else _existing(self._topics, self._question)
 
     def known(self) -> dict[str, UUID | None]:
         """As ``result()``, for decisions that are final: raises KafkaUnavailable also for an id not known yet."""
-        found = self.result()
-        if unknown := sorted(topic for topic, topic_id in found.items() if topic_id == NO_ID):
+        ids = self.result()
+        if unknown := sorted(topic for topic, topic_id in ids.items() if topic_id == NO_ID):
             raise KafkaUnavailable(f"the broker knows topic {unknown[0]!r}, and not its id yet: try again")
-        return found
-
-    def _one(self, topic: str, wait: Wait[UUID]) -> UUID | None:
-        return _described(topic, wait, self._timeout)
+        return ids
 
 
 class _Reason:
@@ -87,7 +83,7 @@ class _Reason:
 class Identity:
     """Asks the brokers for ids of topics and cluster. Its client has a thread of its own, and ends with this object.
 
-    After a question that no broker answers, the next one is asked by a new client.
+    A question that no broker answers is asked again by a new client.
     """
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
@@ -99,11 +95,11 @@ class Identity:
     @property
     def admin(self) -> AdminClient:
         """The client of now."""
-        return self._questions.ask().admin
+        return self._questions.client.admin
 
-    def question(self) -> Question:
-        """Another question to the brokers, through :meth:`Question.answer`."""
-        return self._questions.ask()
+    def question(self, send: Send[T], timeout: float | None = None) -> Question[T]:
+        """Send another question to the brokers, which they have ``timeout`` seconds to answer."""
+        return self._questions.ask(send, self.timeout if timeout is None else timeout)
 
     def connect(self, topics: Collection[str]) -> float:
         """Wait for the first answer of a broker, about these topics; returns the seconds that are left of ``timeout``.
@@ -112,40 +108,40 @@ class Identity:
         second time only after 3 s. A failure is not raised: that request fails, too.
         """
         deadline = monotonic() + self.timeout
-        if not self._questions.is_connected:
+        if not self._questions.client.is_connected:
             with suppress(KafkaUnavailable):
                 self.known(topics)
         return max(deadline - monotonic(), 0.1)
 
     def ask(self, topics: Collection[str]) -> Answer:
         """Send the question for the topics' ids; do something else until the answer is needed (about 1 ms)."""
-        question, waits = self._questions.ask(), dict[str, Wait[UUID]]()
-        if question.handle is None:
-            waits |= {topic: partial(_topic_id, future) for topic, future in self._describe(question, topics).items()}
-        else:
-            asked = question.handle.ask(sorted(topics), self.timeout)
-            waits |= {topic: partial(asked.wait, topic) for topic in sorted(topics)}
-        return Answer({topic: partial(question.answer, wait) for topic, wait in waits.items()}, self.timeout + 1)
+        names = sorted(topics)
 
-    def _describe(self, question: Question, topics: Collection[str]) -> Mapping[str, Future[Any]]:
-        return question.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
+        def send(client: AskingClient, timeout: float) -> Wait[Described]:
+            if client.handle is not None:
+                return client.handle.ask(names, timeout).wait
+            described = _describe(client, names, timeout)
+            return lambda seconds: {topic: _topic_id(answer) for topic, answer in described(seconds).items()}
+
+        return Answer(names, self.question(send))
 
     def cluster_id(self) -> str:
         """The id of the cluster. Raises KafkaUnavailable."""
         self._why.text, self._why.is_refusal = "", False
-        question = self._questions.ask()
-        try:
+
+        def send(client: AskingClient, timeout: float) -> Wait[Any]:
             # Never describe_cluster: librdkafka 2.16 aborts the process when a broker that is just let in again
             # answers that it knows no brokers.
-            listed = in_background(question.admin.list_topics, timeout=self.timeout)
-            described = question.answer(listed.result, self.timeout + 1)
+            return in_background(client.admin.list_topics, timeout=timeout).result
+
+        try:
+            listed = self.question(send).answer()
         except (KafkaException, TimeoutError) as error:
-            question.admin.poll(0)  # calls error_cb with what the client has reported meanwhile
             why = self._why.text or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
             kind = KafkaRefused if self._why.is_refusal else KafkaUnavailable
             raise kind(f"no broker answered at {self._servers} within {self.timeout:g} s: {why}") from error
-        question.admin.poll(0)
-        return str(described.cluster_id)
+        self.admin.poll(0)  # calls error_cb: what was reported before the answer explains no later failure
+        return str(listed.cluster_id)
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:
         """How many partitions each topic has; a topic that does not exist is a ConfigError. Raises KafkaUnavailable."""
@@ -158,27 +154,40 @@ class Identity:
 
     def known(self, topics: Collection[str]) -> dict[str, int]:
         """How many partitions each topic has, without those that the broker does not know. Raises KafkaUnavailable."""
-        question = self._questions.ask()
-        described = {
-            topic: _described(topic, partial(question.answer, future.result), self.timeout + 1)
-            for topic, future in self._describe(question, topics).items()
-        }
-        return {topic: len(found.partitions) for topic, found in described.items() if found is not None}
+        names = sorted(topics)
+        question = self.question(lambda client, timeout: _describe(client, names, timeout))
+        return {t: len(answer.partitions) for t, answer in _existing(names, question).items() if answer is not None}
 
 
-def _topic_id(described: Future[Any], timeout: float) -> UUID:
-    found = described.result(timeout).topic_id
-    return librdkafka.uuid_of(found.get_most_significant_bits(), found.get_least_significant_bits())
+def _describe(client: AskingClient, topics: Sequence[str], timeout: float) -> Wait[Described]:
+    futures = client.admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout)
+    return lambda seconds: answers(futures, seconds)
 
 
-def _described(topic: str, wait: Wait[T], timeout: float) -> T | None:
-    """What the brokers answer about a topic, None for one that does not exist. Raises KafkaUnavailable."""
+def _topic_id(answer: Any) -> Any:
+    """The id in a topic's description; an error as it is."""
+    if isinstance(answer, KafkaException | TimeoutError):
+        return answer
+    return librdkafka.uuid_of(answer.topic_id.get_most_significant_bits(), answer.topic_id.get_least_significant_bits())
+
+
+def _existing(topics: Collection[str], question: Question[Described]) -> dict[str, Any]:
+    """What the brokers answer about each topic, None for one that does not exist. Raises KafkaUnavailable."""
     try:
-        return wait(timeout)
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return None
-        kind = KafkaRefused if error.args[0].code() in _NO_RIGHT else KafkaUnavailable
-        raise kind(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
-    except TimeoutError as error:
-        raise KafkaUnavailable(f"no answer about topic {topic!r} within {timeout} s") from error
+        described = question.answer()
+    except (KafkaException, TimeoutError) as error:
+        described = dict.fromkeys(topics, error)
+    return {topic: _unless_missing(topic, described[topic]) for topic in topics}
+
+
+def _unless_missing(topic: str, answer: Any) -> Any:
+    """The answer about a topic, None for one that does not exist. Raises KafkaUnavailable."""
+    if isinstance(answer, TimeoutError):
+        raise KafkaUnavailable(f"no answer about topic {topic!r} in time") from answer
+    if not isinstance(answer, KafkaException):
+        return answer
+    error = answer.args[0]
+    if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        return None
+    kind = KafkaRefused if error.code() in _NO_RIGHT else KafkaUnavailable
+    raise kind(f"no answer about topic {topic!r}: {error.str()}") from answer

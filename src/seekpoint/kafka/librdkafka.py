@@ -187,7 +187,7 @@ class TopicIds:
     def __init__(self, library: _Library, client: AdminClient, queue: int) -> None:
         self._library, self._queue = library, queue
         self._client = client  # the queue has to end before its client
-        self._answer: dict[str, UUID | KafkaError] | KafkaError | None = None
+        self._answer: dict[str, UUID | KafkaException] | KafkaError | None = None
 
     def __del__(self) -> None:
         self._close()
@@ -198,16 +198,15 @@ class TopicIds:
         if client is not None:
             self._library.queue_destroy(self._queue)
 
-    def wait(self, topic: str, timeout: float) -> UUID:
-        """The topic's id. Raises KafkaException, and TimeoutError after so many seconds."""
+    def wait(self, timeout: float) -> dict[str, UUID | KafkaException]:
+        """Each topic's id, or the broker's error about it. Raises KafkaException, and TimeoutError."""
         if self._answer is None:
             self._answer = self._received(timeout)
-        found = self._answer if isinstance(self._answer, KafkaError) else self._answer[topic]
-        if isinstance(found, KafkaError):
-            raise KafkaException(found)
-        return found
+        if isinstance(self._answer, KafkaError):
+            raise KafkaException(self._answer)
+        return self._answer
 
-    def _received(self, timeout: float) -> dict[str, UUID | KafkaError] | KafkaError:
+    def _received(self, timeout: float) -> dict[str, UUID | KafkaException] | KafkaError:
         if self._client is None:
             raise TimeoutError
         library, end = self._library, monotonic() + timeout
@@ -230,13 +229,13 @@ class TopicIds:
             library.event_destroy(event)
             self._close()
 
-    def _id_or_error(self, description: int) -> UUID | KafkaError:
+    def _id_or_error(self, description: int) -> UUID | KafkaException:
         library = self._library
         error = library.error(description)
         if code := library.code(error):
-            return KafkaError(code, library.text(error).decode())
-        found = library.topic_id(description)
-        return uuid_of(library.high(found), library.low(found))
+            return KafkaException(KafkaError(code, library.text(error).decode()))
+        topic_id = library.topic_id(description)
+        return uuid_of(library.high(topic_id), library.low(topic_id))
 
 
 def uuid_of(high: int, low: int) -> UUID:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from seekpoint.errors import KafkaUnavailable
-from seekpoint.kafka.coordinator import answered_by_coordinator
 from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.questions import Wait
+from seekpoint.kafka.questions import AskingClient, Wait, answers
 
 _NO_ANSWER = {KafkaError.GROUP_AUTHORIZATION_FAILED}
 # Of the classic protocol: the other one gives partitions to members one by one, and waits for none of them.
@@ -48,30 +46,25 @@ def _describe(
     """State and members; None where this client may not ask. Raises KafkaUnavailable."""
     if not groups:
         return {}
-    asked = _ask(identity, groups)
 
-    def answer(group: str) -> Any:
-        wait = asked.pop(group, None) or _ask(identity, [group])[group]  # all at once, and one again
-        return wait(identity.timeout + 1)
+    def send(client: AskingClient, timeout: float) -> Wait[dict[str, Any]]:
+        futures = client.admin.describe_consumer_groups(sorted(groups), request_timeout=timeout)
+        return lambda seconds: answers(futures, seconds)
 
-    found: dict[str, tuple[ConsumerGroupState | None, list[Member]] | None] = {}
-    for group in sorted(groups):
-        try:
-            described = answered_by_coordinator(partial(answer, group), identity.timeout)
-        except TimeoutError as error:
-            raise KafkaUnavailable(f"no answer about group {group!r} within {identity.timeout:g} s") from error
-        except KafkaException as error:
-            code = error.args[0].code()
-            if code not in {*_NO_ANSWER, KafkaError.GROUP_ID_NOT_FOUND}:
-                raise KafkaUnavailable(f"no answer about group {group!r}: {error.args[0].str()}") from error
-            found[group] = None if code in _NO_ANSWER else (None, [])
-            continue
-        known = [Member(str(each.client_id), str(each.host)) for each in described.members]
-        found[group] = described.state, known
-    return found
+    try:
+        described = identity.question(send).answer()
+    except (KafkaException, TimeoutError) as error:
+        described = dict.fromkeys(groups, error)
+    return {group: _known(group, answer) for group, answer in described.items()}
 
 
-def _ask(identity: Identity, groups: Collection[str]) -> dict[str, Wait[Any]]:
-    question = identity.question()
-    asked = question.admin.describe_consumer_groups(sorted(groups), request_timeout=identity.timeout)
-    return {group: partial(question.answer, future.result) for group, future in asked.items()}
+def _known(group: str, answer: Any) -> tuple[ConsumerGroupState | None, list[Member]] | None:
+    """The answer about a group; None where this client may not ask. Raises KafkaUnavailable."""
+    if isinstance(answer, TimeoutError):
+        raise KafkaUnavailable(f"no answer about group {group!r} in time") from answer
+    if not isinstance(answer, KafkaException):
+        return answer.state, [Member(str(member.client_id), str(member.host)) for member in answer.members]
+    code = answer.args[0].code()
+    if code not in {*_NO_ANSWER, KafkaError.GROUP_ID_NOT_FOUND}:
+        raise KafkaUnavailable(f"no answer about group {group!r}: {answer.args[0].str()}") from answer
+    return None if code in _NO_ANSWER else (None, [])

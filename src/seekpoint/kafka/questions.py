@@ -1,4 +1,4 @@
-"""Questions to the brokers, by one admin client; after a question that no broker answers, the next is a new client's.
+"""Questions to the brokers, by one admin client; one that is not answered soon is asked again by a new client.
 
 A broker that was away for longer than ``broker.session.timeout.ms`` answers that there are no brokers, until it is let
 in again. librdkafka (2.10 and later) then forgets all that it knew, and may never connect to one again (its issue
@@ -10,16 +10,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from seekpoint.kafka import librdkafka
 from seekpoint.kafka.config import make_admin
 
+K = TypeVar("K")
 T = TypeVar("T")
 Wait = Callable[[float], T]  # waits at most so many seconds; raises KafkaException, or TimeoutError
+
+PATIENCE = 2.0  # seconds for a client that was answered before; a broker's answer takes milliseconds
+GRACE = 1.0  # seconds after which the client itself must have reported that no broker answered
+_LOADING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+}
+PAUSE = 0.2  # seconds before a coordinator that loads its groups is asked again
 
 
 def is_answer(error: KafkaException | TimeoutError) -> bool:
@@ -41,42 +52,80 @@ def in_background(call: Callable[..., T], *arguments: Any, **options: Any) -> Fu
     return answer
 
 
-class _Client:
-    """One admin client, with librdkafka's handle of it where this build has one."""
+def answers(futures: Mapping[K, Future[T]], timeout: float) -> dict[K, T | KafkaException | TimeoutError]:
+    """The value or the error of each part of a question.
+
+    Raises the first error where no broker answered any of it, and that of a coordinator that is not ready.
+    """
+    deadline = monotonic() + timeout
+    values: dict[K, T | KafkaException | TimeoutError] = {}
+    for key, future in futures.items():
+        try:
+            values[key] = future.result(max(deadline - monotonic(), 0.0))
+        except (KafkaException, TimeoutError) as error:
+            values[key] = error
+    errors = [value for value in values.values() if isinstance(value, KafkaException | TimeoutError)]
+    if loading := next(filter(_is_loading, errors), None):
+        raise loading
+    if errors and len(errors) == len(values) and not any(map(is_answer, errors)):
+        raise errors[0]
+    return values
+
+
+def _is_loading(error: KafkaException | TimeoutError) -> bool:
+    """Whether a coordinator has answered that it is not ready: it loads its groups, or another broker takes them."""
+    return isinstance(error, KafkaException) and error.args[0].code() in _LOADING
+
+
+class AskingClient:
+    """One admin client, with librdkafka's handle of it where this build has one, and whether a broker answered it."""
 
     def __init__(self, config: Mapping[str, Any], on_error: Callable[[KafkaError], None]) -> None:
         callbacks: Mapping[str, Any] = {"error_cb": on_error}
         self.admin = make_admin(config, **callbacks)
         self.handle = librdkafka.handle_of(self.admin)
-        self.is_connected = False  # a broker has answered it
+        self.is_connected = False
 
 
-class Question:
-    """One question, asked by ``admin`` or ``handle``; it keeps its client until it is dropped."""
+Send = Callable[[AskingClient, float], Wait[T]]  # sends a question that the brokers have so many seconds to answer
 
-    def __init__(self, questions: Questions, client: _Client) -> None:
-        self._questions, self._client = questions, client
 
-    @property
-    def admin(self) -> AdminClient:
-        """The client that asks it."""
-        return self._client.admin
+class Question(Generic[T]):
+    """One question that was sent to the brokers, which have ``timeout`` seconds for it from the time it is awaited.
 
-    @property
-    def handle(self) -> librdkafka.Handle | None:
-        """librdkafka's handle of the client; None in a build that is not known."""
-        return self._client.handle
+    A client that was answered before has ``PATIENCE`` for it, as it may have forgotten its brokers. Then a new client
+    asks, and has what is left: it may have to resolve names, and to prove who it is.
+    """
 
-    def answer(self, wait: Wait[T], timeout: float) -> T:
-        """What the brokers answer. Raises KafkaException and TimeoutError; replaces the client where none answers."""
-        try:
-            found = wait(timeout)
-        except (KafkaException, TimeoutError) as error:
-            if not is_answer(error):
-                self._questions.replace(self._client)
-            raise
-        self._client.is_connected = True
-        return found
+    def __init__(self, questions: Questions, send: Send[T], timeout: float) -> None:
+        self._questions, self._send, self._timeout = questions, send, timeout
+        self._ask(timeout)
+
+    def _ask(self, left: float) -> None:
+        self._client = self._questions.client
+        self._patience = min(PATIENCE, left / 2) if self._client.is_connected else left
+        self._wait = self._send(self._client, self._patience)
+
+    def answer(self) -> T:
+        """What the brokers answer. Raises their error as KafkaException; that, or TimeoutError, where none answers."""
+        deadline, pause = monotonic() + self._timeout, threading.Event()
+        while True:
+            try:
+                value = self._wait(self._patience + GRACE)
+            except (KafkaException, TimeoutError) as error:
+                left = deadline - monotonic()
+                if not is_answer(error):
+                    self._questions.replace(self._client)
+                elif not _is_loading(error):
+                    raise
+                else:
+                    pause.wait(min(PAUSE, max(left, 0.0)))
+                if left <= 0:
+                    raise
+                self._ask(left)
+                continue
+            self._client.is_connected = True
+            return value
 
 
 class Questions:
@@ -89,21 +138,18 @@ class Questions:
     def __init__(self, config: Mapping[str, Any], on_error: Callable[[KafkaError], None]) -> None:
         self._config, self._on_error = config, on_error
         self._replacing = threading.Lock()
-        self._client = _Client(config, on_error)
-        self._replaced: _Client | None = None
+        self.client = AskingClient(config, on_error)
+        self._replaced: AskingClient | None = None
 
-    def ask(self) -> Question:
-        """A new question, for the client of now."""
-        return Question(self, self._client)
+    def ask(self, send: Send[T], timeout: float) -> Question[T]:
+        """Send a question."""
+        return Question(self, send, timeout)
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether a broker has answered the client of now."""
-        return self._client.is_connected
-
-    def replace(self, client: _Client) -> None:
+    def replace(self, client: AskingClient) -> None:
         """Make a new client for the next question, unless another thread has done so."""
         with self._replacing:
-            if client is self._client:
+            if client is self.client:
+                with suppress(RuntimeError):  # it was closed
+                    client.admin.poll(0)  # calls on_error with what the client has reported meanwhile
                 self._replaced = client
-                self._client = _Client(self._config, self._on_error)
+                self.client = AskingClient(self._config, self._on_error)

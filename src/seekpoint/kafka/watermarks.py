@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not re-exported by its stubs
@@ -12,6 +12,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # no
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka.commits import read_commits
 from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.questions import AskingClient, Wait, answers
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
 
@@ -24,6 +25,12 @@ class Edge(NamedTuple):
 
     offset: int
     leader_epoch: int | None
+
+    @classmethod
+    def of(cls, answer: Any) -> Self:
+        """What a broker has answered about a log."""
+        epoch = answer.leader_epoch
+        return cls(answer.offset, epoch if epoch is not None and epoch >= 0 else None)
 
 
 class Watermarks:
@@ -51,26 +58,27 @@ class Watermarks:
         """The answers. Raises KafkaUnavailable where one is missing, unless those are to be left out (``skip``)."""
         if not specs:
             return {}
-        timeout = self._identity.connect({p.topic for p in specs})
-        question = self._identity.question()
-        futures = question.admin.list_offsets(
-            {TopicPartition(p.topic, p.number): spec for p, spec in specs.items()},
-            isolation_level=self._isolation,
-            request_timeout=timeout,
-        )
-        answers: dict[Partition, Edge] = {}
-        for at, future in futures.items():
-            try:
-                info = question.answer(future.result, timeout + 1)
-            except (KafkaException, TimeoutError) as error:
-                if skip:
-                    continue
-                raise KafkaUnavailable(f"no answer about the log of {at.topic}/{at.partition}: {error}") from error
-            epoch = info.leader_epoch
-            answers[Partition(at.topic, at.partition)] = Edge(
-                info.offset, epoch if epoch is not None and epoch >= 0 else None
+        left = self._identity.connect({partition.topic for partition in specs})
+
+        def send(client: AskingClient, timeout: float) -> Wait[dict[TopicPartition, Any]]:
+            futures = client.admin.list_offsets(
+                {TopicPartition(partition.topic, partition.number): spec for partition, spec in specs.items()},
+                isolation_level=self._isolation,
+                request_timeout=timeout,
             )
-        return answers
+            return lambda seconds: answers(futures, seconds)
+
+        try:
+            described = self._identity.question(send, left).answer()
+        except (KafkaException, TimeoutError) as error:
+            described = {TopicPartition(partition.topic, partition.number): error for partition in specs}
+        edges: dict[Partition, Edge] = {}
+        for log, answer in described.items():
+            if not isinstance(answer, KafkaException | TimeoutError):
+                edges[Partition(log.topic, log.partition)] = Edge.of(answer)
+            elif not skip:
+                raise KafkaUnavailable(f"no answer about the log of {log.topic}/{log.partition}: {answer}") from answer
+        return edges
 
     def resolve(self, topic: str, start: StartAt, group: str) -> dict[Partition, int]:
         """The first position of every partition of ``topic``, as numbers. Raises KafkaUnavailable."""

@@ -217,7 +217,7 @@ def _lazy(records: list[RawRecord]) -> LazyRecords:
 
 def _known(_topics: set[str]) -> Answer:
     """No broker is asked: the topics are the ones that were claimed."""
-    return Answer({}, 0)
+    return Answer()
 
 
 class _Seen:

@@ -5,9 +5,10 @@ See :mod:`seekpoint.kafka.questions` for clients that no broker answers any more
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from time import monotonic
+from typing import Any
 
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Identity
@@ -15,7 +16,16 @@ from seekpoint.kafka.questions import in_background
 
 EVERY = 10.0  # seconds without a message until the consumer is checked
 DOUBT = 1.0  # the same, once the client has reported an error
-PATIENCE = 5.0  # seconds for each of two questions: together as long as librdkafka waits at most before it reconnects
+
+
+def patience(config: Mapping[str, Any]) -> float:
+    """Seconds for each of two questions to the consumer's brokers.
+
+    Together they take longer than the client waits at most before it reconnects (its jitter is half of that at most),
+    and each waits for the answer to a fetch, where both go to the same broker.
+    """
+    reconnects = float(config["reconnect.backoff.max.ms"]) / 1000
+    return 1.0 + reconnects + int(config.get("fetch.wait.max.ms", 500)) / 1000
 
 
 class ConsumerUnanswered(Exception):  # noqa: N818 -- control: the consumer is closed, and another one opened

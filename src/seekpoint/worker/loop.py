@@ -39,7 +39,7 @@ from seekpoint.postgres.work_while_waiting import Work
 from seekpoint.records import RawRecord, one_line, running_line
 from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
 from seekpoint.worker.batch_size import BatchSize
-from seekpoint.worker.broker_answers import PATIENCE, BrokersBack, ConsumerCheck, ConsumerUnanswered
+from seekpoint.worker.broker_answers import BrokersBack, ConsumerCheck, ConsumerUnanswered, patience
 from seekpoint.worker.heartbeat import Heartbeat
 from seekpoint.worker.mirror import Mirror
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
@@ -275,10 +275,11 @@ class Loop:
         resources = Resources.of(consumer, self._config, self._ledger, self._announce)
         self._assignment = WorkerAssignment(resources, pipeline.topics, pipeline.start, self._partitions, pipeline)
         self._mirror = Mirror(resources, self._assignment, is_on=self._is_mirrored)
-        # Its question waits for the answer to a fetch, if both go to the same broker.
-        fetch = int(self._config.get("fetch.wait.max.ms", 500)) / 1000
         self._consumer_check = ConsumerCheck(
-            resources.client, resources.identity, pipeline.topics, min(self._limits.kafka_timeout, PATIENCE) + fetch
+            resources.client,
+            resources.identity,
+            pipeline.topics,
+            min(self._limits.kafka_timeout, patience(self._config)),
         )
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         self._heartbeat = Heartbeat(self._assignment.client, max_poll, self._limits.transaction_age, self._announce)

@@ -106,10 +106,9 @@ def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Co
 
 def _raise_first(written: ConsumerGroupTopicPartitions) -> None:
     """Raise the first partition's error: of a group that has members the call itself raises nothing."""
-    if failed := next(
-        (partition.error for partition in written.topic_partitions or [] if partition.error is not None), None
-    ):
-        raise KafkaException(failed)
+    for partition in written.topic_partitions or []:
+        if partition.error is not None:
+            raise KafkaException(partition.error)
 
 
 def _commit(at: TopicPartition) -> Commit:

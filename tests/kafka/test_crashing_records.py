@@ -61,6 +61,7 @@ def kill_twice(scene: Scene, name: str, number: int = 0) -> None:
         scene.killed_process(name, partitions=[(name, number)], stop_at=("Applied", 1))
 
 
+@pytest.mark.repeats("how", "code")
 @pytest.mark.parametrize(("how", "code"), [("exit", 3), ("sigkill", -9), ("segfault", -11)])
 def test_a_crashing_record_is_dead_lettered_and_the_others_are_applied_once(scene: Scene, how: str, code: int) -> None:
     name, stored = scene.log(["ok"] * 30 + [how] + ["ok"] * 30)

@@ -149,6 +149,7 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.repeats("sqlstate")
 @pytest.mark.parametrize("way", ["sink", "handler"])
 @pytest.mark.parametrize("sqlstate", ["40001", "57014", "55P03"])
 def test_a_transient_error_of_one_record_is_an_attempt_and_then_stops(scene: Scene, sqlstate: str, way: str) -> None:
@@ -174,6 +175,7 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_then_stops(scene: Sce
     scene.book.assert_holds(name, [*stored, *others])
 
 
+@pytest.mark.repeats("outage")
 @pytest.mark.parametrize("outage", ["53100", "58030", "F0000", "25006"])
 def test_an_outage_of_the_server_is_no_single_record_attempt(scene: Scene, outage: str) -> None:
     """Its partition is quiet, so nothing else shows that all records would be refused: it waits, and does not stop."""

@@ -205,6 +205,7 @@ def test_each_kind_stops_its_partition_until_it_is_passed_by_hand(
     assert sorted(row.from_offset for row in lost) == sorted(failed)
 
 
+@pytest.mark.repeats("kind")
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.raises is not None], ids=str)
 def test_a_mistake_of_the_program_ends_the_worker_and_moves_nothing(
     start: Callable[..., tuple[Stream, Pipeline, Run]], ground: Ground, kind: Kind

@@ -126,6 +126,7 @@ def error_is_wrapped(scene: Scene, tx: Connection) -> None:
         raise RuntimeError("the repository is away") from error
 
 
+@pytest.mark.repeats("end")
 @pytest.mark.parametrize("end", [statement_runs, statement_comes_later, session_ends, error_is_wrapped])
 def test_a_transaction_that_is_ended_by_its_age_says_so_however_it_is_noticed(
     scene: Scene, end: Callable[[Scene, Connection], None]

@@ -133,6 +133,7 @@ STATEMENTS: dict[str, tuple[When, str]] = {
 }
 
 
+@pytest.mark.repeats("how")
 @pytest.mark.parametrize("how", ["few rows", "COPY", "handler"])
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_the_connection_is_cut_at_each_statement(scene: Scene, proxy: PostgresProxy, statement: str, how: str) -> None:

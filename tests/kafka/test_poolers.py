@@ -107,6 +107,7 @@ def values(count: int, ids: int) -> list[bytes]:
     return [b'{"id": %d, "v": "v%d"}' % (n % ids, n) for n in range(count)]
 
 
+@pytest.mark.repeats("size")
 @pytest.mark.parametrize("size", [3, 30], ids=["insert", "copy"])
 @pytest.mark.parametrize("kind", [Append, AppendArrow])
 def test_append(ground: Ground, apply: Apply, kind: Any, size: int) -> None:
@@ -189,6 +190,7 @@ def orm(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:
         session.commit()
 
 
+@pytest.mark.repeats("write")
 @pytest.mark.parametrize("pipeline_mode", [True, False])
 @pytest.mark.parametrize("write", [core, executemany, cursors, orm], ids=lambda write: write.__name__)
 def test_handlers(ground: Ground, apply: Apply, write: Any, pipeline_mode: bool) -> None:

@@ -39,6 +39,7 @@ def through(proxy: PostgresProxy, new_engine: NewEngine) -> Engine:
 # -- the connection ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats("step")
 @pytest.mark.parametrize("step", [events.Held, events.Applied, events.Advanced])
 def test_a_backend_terminated_in_mid_batch_is_replaced(scene: Scene, step: type[events.Event]) -> None:
     name, stored = scene.log(1_000)

@@ -214,6 +214,7 @@ def test_records_are_applied_although_the_outcome_is_not_stored(requests: Reques
     assert requests.depot.applied() == [0, 3, 1, 2, 4]
 
 
+@pytest.mark.repeats("seed")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_worker_is_killed_inside_a_replay(scene: Scene, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request fails, the record that kills is not tried again, and after a new request each is applied once."""

@@ -62,6 +62,7 @@ def backend(scene: Scene) -> int:
 # -- crashes -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats("step")
 @pytest.mark.parametrize("step", ["BatchOpened", "Held", "Applied", "Advanced", "Committed"])
 def test_a_worker_killed_at_each_step(scene: Scene, step: str) -> None:
     """I1: rows and offset are there together or not at all; from Held on, both are in the open transaction."""
@@ -84,6 +85,7 @@ def test_a_worker_killed_at_each_step(scene: Scene, step: str) -> None:
 # -- the connection ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats("statement")
 @pytest.mark.parametrize("statement", ["BEGIN", "locked", "book", SENT, "COMMIT"])
 def test_the_connection_is_cut_at_each_statement(scene: Scene, proxy: PostgresProxy, statement: str) -> None:
     """I1: whichever statement was the last to arrive."""
@@ -96,6 +98,7 @@ def test_the_connection_is_cut_at_each_statement(scene: Scene, proxy: PostgresPr
     assert proxy.counts["at_statement"] == 1
 
 
+@pytest.mark.repeats("when")
 @pytest.mark.parametrize("when", ["before_commit", "after_commit", "after_commit_delayed"])
 def test_a_commit_without_an_answer(scene: Scene, proxy: PostgresProxy, when: Any) -> None:
     """I1, I3: taken effect, not taken effect, in doubt: the ledger says which."""
@@ -119,6 +122,7 @@ def blocked_by(scene: Scene, pid: int) -> bool:
     return bool(scalar(scene.engine, f"SELECT count(*) FROM pg_stat_activity WHERE {pid} = ANY(pg_blocking_pids(pid))"))
 
 
+@pytest.mark.repeats("step")
 @pytest.mark.parametrize("step", [events.Held, events.Applied, events.Advanced])
 def test_a_backend_that_is_terminated_is_replaced(scene: Scene, step: type[events.Event]) -> None:
     small = Small(scene, step)

@@ -147,6 +147,7 @@ def test_the_warning_comes_again_after_a_success(scene: Scene) -> None:
     assert [row.state for row in rows(scene, "worker")] == ["ended"]
 
 
+@pytest.mark.repeats("seed")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_database_that_goes_away_in_between_is_no_error_of_the_worker(
     scene: Scene, proxy: PostgresProxy, new_engine: NewEngine, seed: int

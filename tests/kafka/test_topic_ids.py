@@ -322,6 +322,7 @@ def run_child(scene: Scene, topic: str, change: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.repeats("change")
 @pytest.mark.parametrize("change", UNKNOWN.values(), ids=UNKNOWN)
 def test_no_pointer_is_read_in_an_unknown_build(scene: Scene, change: str) -> None:
     name = scene.topic()

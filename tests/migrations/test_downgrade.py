@@ -36,6 +36,7 @@ def rename(engine: Engine) -> None:
             connection.execute(text(f"UPDATE seekpoint.{table} SET consumer_group = :it"), {"it": GROUP})
 
 
+@pytest.mark.repeats("name")
 @pytest.mark.parametrize("name", ["seekpoint", *ODD_NAMES])
 def test_offsets_are_not_dropped_without_permission(engine: Engine, name: str) -> None:
     schema.upgrade(engine, to="0001", schema=name)

@@ -191,6 +191,7 @@ class TestOwnRevision:
         assert_complete(engine)
         host.run(command.check)
 
+    @pytest.mark.repeats("name")
     @pytest.mark.parametrize("name", ["Ledger", 'we"ird', "it's"])
     def test_another_schema(self, host: Host, engine: Engine, name: str) -> None:
         host.hook = f"schema.not_ours({name!r})"
@@ -313,6 +314,7 @@ class TestSecondOwnRevision:
         run_script(upgraded.url, upgraded.run(command.upgrade, "a1:head", sql=True))
         assert_complete(engine)
 
+    @pytest.mark.repeats("name")
     @pytest.mark.parametrize("name", ["Ledger", 'we"ird.dot'])
     def test_another_schema(self, host: Host, engine: Engine, name: str) -> None:
         host.hook = f"schema.not_ours({name!r})"
@@ -342,6 +344,7 @@ class TestVersionLocation:
         run_script(host.url, host.run(command.downgrade, "seekpoint@0010:seekpoint@base", sql=True))
         assert made(engine) == set()
 
+    @pytest.mark.repeats("name")
     @pytest.mark.parametrize("name", ["Ledger", 'we"ird'])
     def test_another_schema(self, host: Host, engine: Engine, name: str) -> None:
         host.add_version_location()

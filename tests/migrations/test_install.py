@@ -95,6 +95,7 @@ def test_downgrade_leaves_the_schema_and_what_others_keep_in_it(engine: Engine) 
     assert made(engine) == {"theirs"}
 
 
+@pytest.mark.repeats("name")
 @pytest.mark.parametrize("name", ["seekpoint", *ODD_NAMES, "x" * 63])
 def test_up_down_up_in_a_schema_of_any_name(engine: Engine, name: str) -> None:
     schema.upgrade(engine, schema=name)

@@ -299,6 +299,7 @@ class Whatever:
                 assert written == [one.offset for one in left if one.key == key]
 
 
+@pytest.mark.repeats("number")
 @pytest.mark.parametrize("number", range(4))
 def test_keys_stay_in_order_whatever_is_done(depot: Held, number: int) -> None:
     """I1, I4: any mix of records, failures, replays and discards: each once, each key in the log's order."""

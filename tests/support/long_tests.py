@@ -4,27 +4,31 @@
 reason names it: ``@pytest.mark.long("a cluster of three brokers")``. A bare mark on a test that took less fails the
 run, unless ``SEEKPOINT_WALL_CLOCK=0`` says that other work keeps the processors busy.
 
-Some parameters repeat a test in other surroundings (:data:`SURROUNDINGS`). ``make test`` runs it in one of them, which
-differs from test to test, and ``make test-all`` in the others.
+Some parameters repeat a test in other surroundings: those of :data:`SURROUNDINGS`, and those that a test names itself,
+``@pytest.mark.repeats("step")``. ``make test`` runs it in one of them, which differs from test to test. Where the
+parameters that are left are combined, each with each, it runs each value of each of them once. The other combinations
+are ``make test-all``'s.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from zlib import crc32
 
 import pytest
 
 LEAST_SECONDS = 2.0
-SURROUNDINGS = frozenset({"protocol", "way", "topic_id_way"})
+SURROUNDINGS = frozenset({"pipeline_mode", "protocol", "road", "strategy", "topic_id_way", "way"})
 """Names of the parameters under each of whose values a test attacks the same promise."""
 _BARE = "bare long"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long(reason): left to `make test-all`; the reason, where it is not the length")
+    config.addinivalue_line("markers", "repeats(*names): parameters under each of whose values it attacks one promise")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Durations())
 
@@ -36,19 +40,57 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _repeated(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of the items that differ in surroundings alone, all but one."""
-    alike: dict[object, list[pytest.Item]] = defaultdict(list)
+    """The items that repeat another one of the same test."""
+    tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if (
-            isinstance(item, pytest.Function)
-            and hasattr(item, "callspec")
-            and SURROUNDINGS & item.callspec.params.keys()
-        ):
-            others = [(name, n) for name, n in item.callspec.indices.items() if name not in SURROUNDINGS]
-            alike[item.nodeid.split("[")[0], *sorted(others)].append(item)
-    for which, repeated in alike.items():
-        kept = crc32(repr(which).encode()) % len(repeated)
-        yield from (item for number, item in enumerate(repeated) if number != kept)
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tests[item.nodeid.split("[")[0]].append(item)
+    for name, alike in tests.items():
+        repeating = {*SURROUNDINGS, *(n for mark in alike[0].iter_markers("repeats") for n in mark.args)}
+        chosen = choose([item.callspec.params for item in alike], repeating, crc32(name.encode()))
+        yield from (item for number, item in enumerate(alike) if number not in chosen)
+
+
+def choose(cases: Sequence[Mapping[str, object]], repeating: Collection[str], draw: int) -> set[int]:
+    """Numbers of the cases that ``make test`` runs, each case given by its parameters; ``draw`` decides between equals.
+
+    Of cases that differ in repeating parameters alone it is one. If the others are combined each with each, every value
+    of every parameter is in one case or more; otherwise the cases are a written list, and all are chosen.
+    """
+    columns = {name: _positions([case.get(name) for case in cases]) for name in cases[0]}
+    alike: dict[object, list[int]] = defaultdict(list)
+    for number in range(len(cases)):
+        alike[tuple(column[number] for name, column in columns.items() if name not in repeating)].append(number)
+    chosen = [repeated[(draw + n) % len(repeated)] for n, repeated in enumerate(alike.values())]
+    left = _independent([[column[n] for n in chosen] for name, column in columns.items() if name not in repeating])
+    sizes = [max(column) + 1 for column in left]
+    if len(left) < 2 or prod(sizes) != len(chosen):
+        return set(chosen)
+    longest = left[sizes.index(max(sizes))]
+    return {
+        number
+        for n, number in enumerate(chosen)
+        if all(
+            (longest[n] + draw) % size == column[n]
+            for column, size in zip(left, sizes, strict=True)
+            if column is not longest
+        )
+    }
+
+
+def _positions(values: Sequence[object]) -> list[int]:
+    """Of each value its place among the different ones; equal objects that are not the same one are different."""
+    places: dict[int, int] = {}
+    return [places.setdefault(id(value), len(places)) for value in values]
+
+
+def _independent(columns: Iterable[list[int]]) -> list[list[int]]:
+    """The columns that vary, without those that another one determines: parameters of one ``parametrize``."""
+    left: list[list[int]] = []
+    for column in sorted(columns, key=max, reverse=True):
+        if max(column) and not any(len(set(zip(other, column, strict=True))) == len(set(other)) for other in left):
+            left.append(column)
+    return left
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

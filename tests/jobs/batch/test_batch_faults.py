@@ -48,6 +48,7 @@ def kill_at(shop: Shop, at: str) -> UUID:
     return UUID(str(shop.execute("SELECT id FROM {schema}.reload_run WHERE strategy = 'batch'")[0][0]))
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", PLACES)
 def test_the_batch_of_a_killed_driver_is_taken_over_and_finished(shop: Shop, at: str) -> None:
     run = kill_at(shop, at)
@@ -65,6 +66,7 @@ def test_the_batch_of_a_killed_driver_is_taken_over_and_finished(shop: Shop, at:
     assert paused(shop) is None
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", ["opened", "staging", "turn cut_over"])
 def test_the_batch_of_a_killed_driver_is_aborted_and_workers_continue(shop: Shop, at: str) -> None:
     run = kill_at(shop, at)
@@ -247,6 +249,7 @@ def proxied(proxy: PostgresProxy) -> Iterator[Engine]:
     engine.dispose()
 
 
+@pytest.mark.repeats("when")
 @pytest.mark.parametrize("when", ["before_commit", "after_commit", "after_commit_delayed"])
 def test_a_commit_without_an_answer(
     shop: Shop, proxy: PostgresProxy, proxied: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
@@ -273,6 +276,7 @@ def test_a_commit_without_an_answer(
     assert shop.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'batch'") == [(1,)]
 
 
+@pytest.mark.repeats("when")
 @pytest.mark.parametrize("when", ["before_commit", "after_commit"])
 def test_an_opening_without_an_answer_names_its_run(
     shop: Shop, proxy: PostgresProxy, proxied: Engine, when: Any, monkeypatch: pytest.MonkeyPatch

@@ -274,6 +274,7 @@ class Again(LocalStager):
         yield from staged
 
 
+@pytest.mark.repeats("kind")
 @pytest.mark.parametrize("kind", ["upsert", "append"])
 def test_attempts_that_are_repeated_count_once(shop: Shop, kind: str) -> None:
     records = [of(n, n, n) for n in range(90)]

@@ -55,6 +55,7 @@ def test_the_table_is_what_the_archive_has(vault: Vault) -> None:
     assert {entry.format for entry in vault.archive.entries()} == {"delta"}
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", ["a file", "table", "its row"])
 def test_an_export_that_is_killed_writes_nothing_twice(vault: Vault, at: str) -> None:
     """Also where the table knows of the file, and the manifest does not: it is taken over."""

@@ -37,6 +37,7 @@ def assert_whole(vault: Vault, name: str, count: int = 60) -> None:
     assert vault.archived(name, 0, count) == vault.logged(name, 0, count)
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", PLACES)
 def test_the_next_export_continues_after_the_last_manifest_row(vault: Vault, at: str) -> None:
     name = vault.filled(60)

@@ -28,6 +28,7 @@ ALTERED = [
 ]
 
 
+@pytest.mark.repeats("altered")
 @pytest.mark.parametrize("altered", ALTERED)
 def test_a_swap_does_not_undo_what_was_altered_in_mid_run(full: Shop, altered: str) -> None:
     """A migration that went in since the rebuilt table was made like the live one would be lost with it."""

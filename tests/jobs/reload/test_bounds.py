@@ -401,6 +401,7 @@ def test_rows_that_exchange_a_unique_value(shop: Shop, deferrable: bool) -> None
 # -- killed --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", ["compared", "turn cut_over", "after a long try"])
 def test_a_driver_that_is_killed_leaves_nothing_torn(shop: Shop, at: str) -> None:
     """Before the refusals, in a try with everything written, between two tries: another one continues."""

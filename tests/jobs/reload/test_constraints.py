@@ -49,6 +49,7 @@ def test_a_row_that_a_second_unique_index_refuses(shop: Shop, kind: str, strateg
     assert [(row[0], row[2]) for row in letters(shop)] == [(30, "23505"), (31, "23505")]
 
 
+@pytest.mark.repeats("kind")
 @pytest.mark.parametrize("kind", COUNT)
 def test_a_row_that_refers_to_none(shop: Shop, kind: str) -> None:
     """When the run is opened, and in a catch-up pass; a verify counts it as a dead letter, too."""
@@ -105,6 +106,7 @@ def test_later_records_of_its_key_are_blocked(shop: Shop) -> None:
     ]
 
 
+@pytest.mark.repeats("kind")
 @pytest.mark.parametrize("kind", COUNT)
 def test_a_staged_record_after_a_refused_one_of_its_key(shop: Shop, kind: str) -> None:
     """A worker that keeps the order of keys, as for an upsert, would block it, though it is of another row."""
@@ -121,6 +123,7 @@ def test_a_staged_record_after_a_refused_one_of_its_key(shop: Shop, kind: str) -
         assert [row[:2] for row in letters(shop)] == [(1, "dead_lettered"), (2, "blocked")]
 
 
+@pytest.mark.repeats("kind")
 @pytest.mark.parametrize("kind", COUNT)
 def test_records_after_one_that_the_new_code_refuses_are_blocked_as_by_a_worker(shop: Shop, kind: str) -> None:
     """In other ranges, and after the snapshot; of an upsert's key, the row before the refused record is the newest."""

@@ -105,6 +105,7 @@ def test_a_row_that_others_write_may_be_locked(books: Books) -> None:
     assert books.rows() == booked(RECORDS, by=2)
 
 
+@pytest.mark.repeats("late")
 @pytest.mark.parametrize("late", [(0, 60), (20, 70), (30, 120), (0, 110)])
 def test_a_late_attempt_of_another_width_is_none_that_counts(shop: Shop, late: tuple[int, int]) -> None:
     """The driver before had cut its ranges otherwise, and a task of it commits after all others."""

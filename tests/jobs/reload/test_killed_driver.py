@@ -24,6 +24,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", PLACES)
 def test_another_driver_resumes(shop: Shop, at: str) -> None:
     old = working(shop, FIRST)

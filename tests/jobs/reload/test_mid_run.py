@@ -65,6 +65,7 @@ def test_retention_that_overtakes_catching_up_ends_the_run(full: Shop) -> None:
     assert full.rows() == doubled(FIRST + LATER, by=1)
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", ["opened", "staged", "compared"])
 def test_a_recreated_topic_ends_the_run(full: Shop, topic: Callable[..., str], at: str) -> None:
     """Under the same name, with other records at the same offsets."""
@@ -129,6 +130,7 @@ def test_partitions_that_are_added_in_mid_run_are_in(full: Shop) -> None:
     assert [at.partition.number for at in reload.runs.positions(driver.run.id)] == [0, 1, 2, 3]
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", ["opened", "staged", "compared"])
 def test_a_reset_in_mid_run_ends_it(full: Shop, at: str) -> None:
     """What was applied twice, or passed, is not what the log says up to the position."""

@@ -22,6 +22,7 @@ def core(books: Books, version: int = 2) -> Handle:
     return by_core(books.shop.schema, version)
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", ["staged", "offset 70", "turn indexed", "indexed", "compared", "turn cut_over"])
 def test_another_driver_resumes_after_one_that_was_killed(books: Books, at: str) -> None:
     books.applied(FIRST, lambda version: core(books, version))

@@ -73,6 +73,7 @@ def test_a_secret_that_spark_would_log_is_refused() -> None:
     SparkStager(session(**java), {})  # no secret is given by Spark's settings
 
 
+@pytest.mark.repeats("what")
 @pytest.mark.parametrize("what", ["the pipeline's module", "a module that it imports"])
 def test_a_module_that_only_the_driver_has_is_missing_there(
     job: Callable[..., Job], spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

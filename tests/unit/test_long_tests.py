@@ -1,0 +1,48 @@
+"""Which cases of a test ``make test`` leaves to ``make test-all``."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from support.long_tests import choose
+
+DRAWS = range(12)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_one_of_the_surroundings_is_drawn_for_each_case(draw: int) -> None:
+    bads, ways = [object() for _ in range(4)], ["sink", "handler", "arrow"]
+    cases = [{"bad": bad, "way": way} for bad, way in product(bads, ways)]
+    chosen = [cases[n] for n in sorted(choose(cases, {"way"}, draw))]
+    assert [case["bad"] for case in chosen] == bads
+    assert {case["way"] for case in chosen} == set(ways), "they differ from case to case"
+
+
+def test_the_surroundings_differ_from_test_to_test() -> None:
+    cases = [{"way": way} for way in ("sink", "handler", "arrow")]
+    assert {n for draw in DRAWS for n in choose(cases, {"way"}, draw)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_of_what_is_combined_each_value_is_chosen(draw: int) -> None:
+    rows = [
+        ("a", 1),
+        ("b", 1),
+        ("c", 2),
+        ("d", None),
+        ("e", 1),
+    ]  # of one parametrize: the second follows from the first
+    cases = [{"bad": bad, "code": code, "late": late} for late, (bad, code) in product([False, True, None], rows)]
+    chosen = [cases[n] for n in choose(cases, (), draw)]
+    assert {case["bad"] for case in chosen} == {"a", "b", "c", "d", "e"}
+    assert len(chosen) == 5
+    assert {case["late"] for case in chosen} == {False, True, None}
+
+
+def test_a_list_that_was_written_is_kept_whole() -> None:
+    rows = [("before", False, 1), ("after", False, 2), ("after", True, 3), ("delayed", True, 4)]
+    cases = [{"when": when, "away": away, "calls": calls} for when, away, calls in rows]
+    assert choose(cases, (), 5) == {0, 1, 2, 3}
+    assert choose([{"when": "before"}], (), 5) == {0}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -27,7 +27,10 @@ from seekpoint.worker.worker import Worker
 from support.events import Run
 from support.waiting import until
 
-pytest_plugins = ["seekpoint.testing.pytest_plugin", "support.fixtures", "support.long_tests"]
+if TYPE_CHECKING:  # pytest imports its plugins after this file
+    from support.knobs import Knobs
+
+pytest_plugins = ["seekpoint.testing.pytest_plugin", "support.knobs", "support.fixtures", "support.long_tests"]
 
 # No example fails for the time that it took: the machine does other things too. Examples of a test share its fixtures.
 settings.register_profile(
@@ -237,7 +240,7 @@ def own_kafka(idle_brokers: list[KafkaServer]) -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def run_worker(
-    seekpoint_engine: Engine, seekpoint_broker: str, seekpoint_schema: str, topic: Callable[..., str]
+    seekpoint_engine: Engine, seekpoint_broker: str, seekpoint_schema: str, topic: Callable[..., str], knobs: Knobs
 ) -> Iterator[Callable[..., Run]]:
     """``run_worker(pipeline, observe=[…], kafka={…}, **options)`` runs a worker until the test ends (see ``workers``).
 
@@ -245,6 +248,8 @@ def run_worker(
     early fails the test, unless the test has met it in ``stop()``. It ends before its topics are deleted.
     """
     with ExitStack() as running:
+        pooled = knobs.engine(seekpoint_engine)
+        running.callback(pooled.dispose)
 
         def start(
             pipeline: Pipeline,
@@ -255,6 +260,8 @@ def run_worker(
         ) -> Run:
             def make(observe: Sequence[Observer]) -> Worker:
                 given = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
+                if given["engine"] is seekpoint_engine:
+                    given["engine"] = pooled
                 # A fetch at the end of the log waits 500 ms by default; a drain and the next fetch wait for it.
                 soon = {"fetch.wait.max.ms": 50}
                 servers = {"bootstrap.servers": seekpoint_broker, **soon, **(kafka or {})}

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.cli_place import Place
+from support.knobs import Knobs
 
 
 @pytest.fixture
@@ -23,6 +24,7 @@ def place(  # noqa: PLR0917 -- fixtures
     group: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    knobs: Knobs,
 ) -> Iterator[Place]:
     monkeypatch.chdir(tmp_path)
     for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):

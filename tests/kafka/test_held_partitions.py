@@ -23,7 +23,10 @@ from support.manual_worker import rival, seize
 from support.postgres_proxy import PostgresProxy
 from support.waiting import SECONDS
 
-pytestmark = pytest.mark.usefixtures("short_backoff")
+pytestmark = [
+    pytest.mark.usefixtures("short_backoff"),
+    pytest.mark.pins("batch_records", "batch_bytes", "chunk", "small_batch", "read_ahead"),
+]
 
 PARTITIONS, EACH = 4, 40
 ALL = PARTITIONS * EACH

@@ -22,7 +22,10 @@ from support.manual_worker import rival, seize
 from support.postgres_proxy import PostgresProxy
 from support.waiting import until
 
-pytestmark = pytest.mark.usefixtures("short_backoff")
+pytestmark = [
+    pytest.mark.usefixtures("short_backoff"),
+    pytest.mark.pins("batch_records", "batch_bytes", "chunk", "small_batch", "pool"),
+]
 
 SENT = "bool_and(c.relkind"  # in the last statement that leaves with the rows; step by step, advance is the last one
 

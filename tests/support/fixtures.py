@@ -22,6 +22,7 @@ from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import Terminal
 from support.dead_letter_group import Depot
 from support.kafka_postgres import PROTOCOLS, Scene, Way
+from support.knobs import Knobs
 from support.operators_account import OperatorsAccount
 from support.postgres_proxy import PostgresProxy
 from support.reload_orders import Shop
@@ -141,7 +142,7 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def new_worker_process() -> Iterator[Callable[..., WorkerProcess]]:
+def new_worker_process(knobs: Knobs) -> Iterator[Callable[..., WorkerProcess]]:
     """``new_worker_process(**what)`` starts a worker's process; it is ended after the test."""
     processes: list[WorkerProcess] = []
 

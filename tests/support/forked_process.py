@@ -171,12 +171,13 @@ def _task(order: Mapping[str, Any]) -> Callable[[], None]:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["env"])
+    import_module("support.knobs").turn_in_child()
     return partial(import_module(order["script"]).main, order["what"])
 
 
 def main() -> None:
     """Serve; a forked process leaves the loop and ends as any Python process does."""
-    for name in SCRIPTS:
+    for name in (*SCRIPTS, "support.knobs"):
         import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests: they end this process by closing its socket
     with socket.socket(fileno=int(sys.argv[1])) as orders:

@@ -1,0 +1,232 @@
+"""Numbers that must not change what a test sees, drawn anew for each run: a result that depends on one is a fault.
+
+``SEEKPOINT_KNOBS=<seed>`` draws a value for each knob, by the seed alone: the same in all processes of the run, and in
+those that tests start. ``random`` draws the seed, too; the run prints it. So many seeds in a row as a knob has values
+draw each of them once.
+
+The fixture ``knobs`` sets the values for a test; fixtures that run workers ask for it. What a test gives explicitly
+stays as it is. A test whose subject is such a number keeps Seekpoint's default by ``@pytest.mark.pins("chunk")``. The
+end of a run says for each knob in how many tests code used the drawn value (in a test's own process).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from random import Random
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine
+
+from seekpoint import Pipeline, Retry
+from seekpoint.kafka import config as kafka_config
+from seekpoint.kafka import ranges
+from seekpoint.pipeline.policy import Limits
+from seekpoint.sinks import small_append
+from seekpoint.worker import apply, loop, reader
+from seekpoint.worker.loop import Loop
+from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.reader import Reader
+
+VARIABLE = "SEEKPOINT_KNOBS"
+_DRAWN = "SEEKPOINT_KNOBS_DRAWN"  # the values as JSON, for processes that a test starts
+
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    "protocol": ("eager", "cooperative", "consumer"),
+    "batch_records": (1, 3, 10_000, 1_000_000),
+    "batch_bytes": (1, 1000, 16 * 1024 * 1024, 1 << 40),
+    "chunk": (1, 7, 500, 100_000),
+    "partition_fetch": (1, 1000, 1 << 20),  # bytes of one partition that a fetch asks for; a whole batch comes anyhow
+    "queued_messages": (1, 100_000),  # below so many messages in the client's queue, it fetches more
+    "read_ahead": (False, True),
+    "small_batch": (0, 1, 100),  # records that are sent in one round trip with hold and advance, at most
+    "pipelined_rows": (0, 1, 20),
+    "pool": ("two connections", "none kept", "default"),
+    "jitter": (0.0, 0.5, 1.0),
+}
+"""Each knob's legal values: Seekpoint's default and extremes."""
+
+_PROTOCOLS: Mapping[str, Mapping[str, str]] = {
+    "eager": {"partition.assignment.strategy": "range"},
+    "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
+    "consumer": {"group.protocol": "consumer"},
+}
+_FIXES_PROTOCOL = {"group.protocol", "partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"}
+_POOLS: Mapping[str, Mapping[str, Any]] = {
+    "two connections": {"pool_size": 2, "max_overflow": 0},
+    "none kept": {"poolclass": NullPool},
+}
+
+
+def draw(seed: int) -> dict[str, Any]:
+    """Each knob's value in the run with this seed."""
+    drawn = {}
+    for name, values in VALUES.items():
+        block, number = divmod(seed, len(values))
+        drawn[name] = Random(f"{name} {block}").sample(values, len(values))[number]
+    return drawn
+
+
+class Knobs:
+    """The values that are set for a test, without those that it pins; ``reached``: the knobs whose value was used."""
+
+    def __init__(self, drawn: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
+        self.drawn, self.reached = drawn, set[str]()
+        self._patch = patch
+        for name in ("batch_records", "batch_bytes"):
+            self._set(name, Limits.__init__.__kwdefaults__)
+        self._set("jitter", Retry.__init__.__kwdefaults__)
+        if "jitter" in drawn:
+            defaults: Any = Pipeline.__init__.__kwdefaults__
+            patch.setitem(defaults, "retry", Retry())  # its own was made before
+        for user in (reader, loop):
+            self._set("chunk", vars(user), "CHUNK")
+        self._set("chunk", ranges.read_range.__kwdefaults__)
+        self._set("chunk", ranges.RangeFollower.read_to.__kwdefaults__)
+        self._set("small_batch", vars(apply), "MOST_RECORDS_IN_ONE_INSERT")
+        self._set("pipelined_rows", vars(small_append), "MOST_ROWS_PIPELINED")
+        self._set("partition_fetch", kafka_config.DEFAULTS, "max.partition.fetch.bytes")
+        self._set("queued_messages", kafka_config.DEFAULTS, "queued.min.messages")
+        if drawn:
+            self._wrap_uses()
+
+    def _set(self, name: str, place: Any, key: str | None = None) -> None:
+        if name in self.drawn:
+            self._patch.setitem(place, key or name, self.drawn[name])
+
+    def _wrap_uses(self) -> None:
+        """Note where a value is used; the group protocol and reading ahead are also set here."""
+        self._wrap(vars(loop), "consumer_config", self._consumer_config)
+        self._wrap(Loop, "run", self._run)
+        self._wrap(Reader, "read", self._read)
+        self._wrap(Reader, "has_more", self._has_more)
+        self._wrap(OpenBatch, "closes_within", self._closes_within)
+        self._wrap(small_append._Few, "write", self._write_few)
+        self._wrap(Retry, "wait", self._wait)
+
+    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        inner = owner[name] if isinstance(owner, dict) else getattr(owner, name)
+
+        @wraps(inner)
+        def wrapper(*args: Any, **options: Any) -> Any:
+            return around(inner, *args, **options)
+
+        if isinstance(owner, dict):
+            self._patch.setitem(owner, name, wrapper)
+        else:
+            self._patch.setattr(owner, name, wrapper)
+
+    def _note(self, name: str, value: Any) -> None:
+        if name in self.drawn and self.drawn[name] == value:
+            self.reached.add(name)
+
+    def _consumer_config(self, inner: Any, config: Mapping[str, Any], **options: Any) -> Any:
+        protocol = self.drawn.get("protocol")
+        if protocol is not None and not _FIXES_PROTOCOL & config.keys():
+            config = {**config, **_PROTOCOLS[protocol]}
+            self.reached.add("protocol")
+        result = inner(config, **options)
+        self._note("partition_fetch", result.get("max.partition.fetch.bytes"))
+        self._note("queued_messages", result.get("queued.min.messages"))
+        return result
+
+    def _run(self, inner: Any, worker: Any) -> Any:
+        self._note("batch_records", worker._limits.batch_records)
+        self._note("batch_bytes", worker._limits.batch_bytes)
+        return inner(worker)
+
+    def _read(self, inner: Any, *args: Any) -> Any:
+        chunk = inner(*args)
+        if chunk is not None:
+            self._note("chunk", vars(reader)["CHUNK"])
+        return chunk
+
+    def _has_more(self, inner: Any, *args: Any) -> Any:
+        has_more = inner(*args)
+        if not has_more or "read_ahead" not in self.drawn:
+            return has_more
+        self.reached.add("read_ahead")
+        return self.drawn["read_ahead"]
+
+    def _closes_within(self, inner: Any, batch: OpenBatch, records: int, size: int) -> Any:
+        self._note("small_batch", records)
+        return inner(batch, records, size)
+
+    def _write_few(self, inner: Any, few: Any, rows: Any) -> Any:
+        self._note("pipelined_rows", few._most)
+        return inner(few, rows)
+
+    def _wait(self, inner: Any, retry: Retry, *args: Any) -> Any:
+        self._note("jitter", retry.jitter)
+        return inner(retry, *args)
+
+    def engine(self, engine: Engine) -> Engine:
+        """An engine on the same database with the pool that was drawn; the given one by default."""
+        pool = self.drawn.get("pool", "default")
+        if pool == self.drawn.get("pool"):
+            self.reached.add("pool")
+        return engine if pool == "default" else create_engine(engine.url, **_POOLS[pool])
+
+
+def turn_in_child() -> None:
+    """Set, for the whole process, the values that the test which started it has."""
+    if _DRAWN in os.environ:
+        Knobs(json.loads(os.environ[_DRAWN]), pytest.MonkeyPatch())
+
+
+@pytest.fixture
+def knobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Knobs]:
+    """The drawn values are set while this test runs, and in processes that it starts."""
+    pinned = {name for mark in request.node.iter_markers("pins") for name in mark.args}
+    assert pinned <= VALUES.keys(), f"pins({', '.join(sorted(pinned - VALUES.keys()))}): no knob has this name"
+    seed = os.environ.get(VARIABLE)
+    if seed is None:
+        yield Knobs({}, monkeypatch)
+        return
+    knobs = Knobs({name: value for name, value in draw(int(seed)).items() if name not in pinned}, monkeypatch)
+    monkeypatch.setenv(_DRAWN, json.dumps(knobs.drawn))
+    yield knobs
+    request.node.user_properties += [(VARIABLE, name) for name in sorted(knobs.reached)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "pins(names): knobs that keep Seekpoint's default: they are the test's subject")
+    if os.environ.get(VARIABLE) == "random":
+        os.environ[VARIABLE] = str(secrets.randbelow(1_000_000))  # before xdist starts its processes
+    if not os.environ.get(VARIABLE, "0").isdecimal():
+        raise pytest.UsageError(f"{VARIABLE}={os.environ[VARIABLE]}: give a seed (a whole number), or 'random'")
+    if VARIABLE in os.environ and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Report(config, int(os.environ[VARIABLE])))
+
+
+class _Report:
+    """In the process that reports: the seed, and in how many tests each knob's value was used."""
+
+    def __init__(self, config: pytest.Config, seed: int) -> None:
+        self._seed, self._tests = seed, Counter[str]()
+        self._is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+
+    def pytest_report_header(self) -> str:
+        return f"knobs: {VARIABLE}={self._seed}: {', '.join(f'{n}={v}' for n, v in draw(self._seed).items())}"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self._tests.update(str(name) for key, name in report.user_properties if key == VARIABLE)
+
+    def _unused(self) -> list[str]:
+        return [name for name in VALUES if not self._tests[name]] if self._is_whole else []
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._unused() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section(f"knobs: repeat with {VARIABLE}={self._seed}", red=bool(self._unused()))
+        for name, value in draw(self._seed).items():
+            used = f"{self._tests[name]} tests" if self._tests[name] or not self._is_whole else "no test used it"
+            terminalreporter.write_line(f"{name}={value}: {used}")

@@ -1,4 +1,4 @@
-"""Numbers that must not change what a test sees, drawn anew for each run: a result that depends on one is a fault.
+"""Numbers that must not change what a test sees, drawn for each run: a result that depends on one is a fault.
 
 ``SEEKPOINT_KNOBS=<seed>`` draws a value for each knob, by the seed alone: the same in all processes of the run, and in
 those that tests start. ``random`` draws the seed, too; the run prints it. So many seeds in a row as a knob has values

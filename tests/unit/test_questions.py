@@ -67,7 +67,7 @@ def test_a_client_that_was_never_answered_has_the_whole_time(asked_by: Callable[
     assert new.client.is_connected
 
 
-def test_a_question_that_nobody_answers_fails_when_its_time_is_over(asked_by: Callable[[], Questions]) -> None:
+def test_a_question_without_an_answer_fails_when_its_time_is_over(asked_by: Callable[[], Questions]) -> None:
     known, asked = asked_by(), Asked(*[NO_ANSWER] * 3)
     with pytest.raises(KafkaException):
         known.ask(asked, 0.0).answer()

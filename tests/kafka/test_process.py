@@ -101,18 +101,6 @@ def test_a_log_of_json_has_fields_and_no_password(place: Place, lines: None) -> 
     assert started["message"].startswith(f"{place.group}: Started")
 
 
-def test_sighup_ends_no_process_without_draining_it(place: Place, lines: None) -> None:
-    """While modules are imported, and while it works."""
-    hang_up = "import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\n"
-    process = place.start("run", f"{place.module(hang_up, TO_TABLE)}:pipe", *place.options())
-    process.wait_for("Started")
-    process.signal(signal.SIGHUP)
-    place.produce(["a"])
-    until(lambda: place.lines() == ["a"], "the record applied")
-    process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
-
-
 def test_systemd_hears_of_start_watchdog_and_end(place: Place, lines: None) -> None:
     path = str(place.folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:

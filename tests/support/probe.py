@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import http.client
 import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from seekpoint.testing.servers.process import free_port
+
+__all__ = ["ask", "free_port", "free_ports"]
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+def free_ports(count: int) -> Sequence[int]:
+    """So many free ports that follow one another, outside the range that outgoing connections draw from."""
+    while True:
+        ports = range(first := free_port(), first + count)
+        with ExitStack() as sockets:
+            try:
+                for port in ports:
+                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return ports
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, bytes]:
-    """Status and body; 0 while there is no server."""
+    """Status and body; 0 while there is no server, or none that answers in full: it ends, or the machine is busy."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
         return answer.status, answer.read()
-    except ConnectionError:
+    except (OSError, http.client.HTTPException):
         return 0, b""
     finally:
         connection.close()

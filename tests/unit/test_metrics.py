@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from time import monotonic, time
 from typing import Any
 
@@ -16,7 +15,6 @@ from seekpoint import Append, Bytes, Pipeline, Worker, events
 from seekpoint.errors import ConfigError, OffsetLost
 from seekpoint.metrics import CATALOGUE, Buckets, Kind, Samples, Source, Tally, catalogue
 from seekpoint.metrics.otel import instrument
-from seekpoint.metrics.processes import ProcessTotals, as_data
 from seekpoint.metrics.prometheus import PREFIX, Collector, exposition
 from seekpoint.records import Cause, Failure, Partition, Span, State
 
@@ -245,31 +243,3 @@ def test_counting_reads_no_clock_and_takes_little_time() -> None:
     for _ in range(100_000):
         tally(event)
     assert monotonic() - begun < 10
-
-
-def test_counters_of_processes_that_have_ended_stay_in_the_sum() -> None:
-    """Else the sum falls, and a rate takes that for a restart from 0."""
-    totals = ProcessTotals()
-
-    def report(process: int, records: int) -> None:
-        made = worker()
-        tally = Tally(made)
-        announce(made, events.Starting(group="g"), activated(A), committed(A, 0, records))
-        samples = Samples()
-        tally.add_to(samples)
-        totals.update(process, json.loads(json.dumps(as_data(samples))))
-
-    report(1, 10)
-    report(2, 20)
-    found = scraped(totals)
-    assert (found["records_total", "g"], found["worker_processes",]) == (30, 2)
-    assert found["next_offset", "g", "a", "0"] == 20, "the position of both, one of which has lost the partition"
-    for process in (1, 2):
-        totals.end(process)
-    totals.end(3)  # before its first report
-    report(4, 5)
-    report(4, 6)
-    found = scraped(totals)
-    assert (found["records_total", "g"], found["transaction_duration_seconds_count", "g"]) == (36, 3)
-    assert (found["worker_processes",], found["worker_processes_ended_total",]) == (1, 3)
-    assert found["next_offset", "g", "a", "0"] == 6, "gauges are of those that run"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 
 def main() -> None:
     """Run the command line and exit."""
-    if "run" in sys.argv[1:]:  # SIGHUP rolls the processes of --workers; else, or before, it must not end a batch
-        signal.signal(signal.SIGHUP, lambda *_: None)
     try:
         from seekpoint.cli.app import app  # noqa: PLC0415 -- it needs what may not be installed
 

@@ -39,6 +39,8 @@ Reason = Annotated[str | None, typer.Option(help="Why, for the record; needed wi
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask at a terminal.")]
 Actor = Annotated[str | None, typer.Option(help="Who, for the record. Default: the user of the operating system.")]
 
+LAST_PORT = 65_535
+
 _AGO = re.compile(r"(\d{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -54,9 +56,21 @@ def partition_named(text: str) -> Partition:
 def host_and_port(address: str) -> tuple[str, int]:
     """Host and port of ``--listen``. Raises ConfigError."""
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65_535):
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) <= LAST_PORT):
         raise ConfigError(f"--listen takes host:port, e.g. 127.0.0.1:8080 or 0.0.0.0:8080, not {address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def address_of_worker(address: str, number: int) -> str:
+    """``--listen`` of this worker of ``--workers``: the first has the given port, each next one the port after it.
+
+    Raises ConfigError.
+    """
+    port = host_and_port(address)[1] + number - 1
+    if port < number or port > LAST_PORT:
+        allowed = f"choose a port from 1 to {LAST_PORT + 1 - number}"
+        raise ConfigError(f"--listen {address}: worker {number} of --workers cannot listen on port {port}; {allowed}")
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
 def database(text: str) -> URL:

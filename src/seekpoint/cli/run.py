@@ -9,24 +9,23 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from seekpoint.cli.child_process import ChildCommand, WorkerProcess
+from seekpoint.cli import parent_link
 from seekpoint.cli.errors import FAILED, say
 from seekpoint.cli.log_format import LogFormat, log_own_lines, set_up_logging
-from seekpoint.cli.options import ServerOptions, command, refuse_extras
+from seekpoint.cli.options import ServerOptions, address_of_worker, command, refuse_extras
 from seekpoint.cli.output import numbered
-from seekpoint.cli.parent_link import ParentLink, linked
+from seekpoint.cli.parent_link import ParentLink
 from seekpoint.cli.probes import listening
-from seekpoint.cli.supervisor import Supervisor
+from seekpoint.cli.supervisor import Supervisor, WorkerProcess
 from seekpoint.cli.systemd import notify, notifying
 from seekpoint.cli.workers_of_process import ProcessWorkers
 from seekpoint.errors import ConfigError
-from seekpoint.metrics.processes import ProcessTotals
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.worker.import_by_name import load
@@ -91,7 +90,10 @@ def run(
     workers: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Run so many worker processes; SIGHUP rolls them.", show_default="this process"
+            metavar="N",
+            min=1,
+            help="Run N worker processes; worker K of them listens on PORT + K - 1.",
+            show_default="this process",
         ),
     ] = None,
 ) -> None:
@@ -101,31 +103,32 @@ def run(
     error, all drain. Events go to stderr, unless the module itself has set up logging.
     """
     log_own_lines(context, log_format)
-    if workers is not None:
+    parent = parent_link.parent
+    if workers is not None and parent is None:
         set_up_logging(log_format)
         raise typer.Exit(_run_processes(workers, listen))
-    parent = linked()
-    with nullcontext() if parent is None else parent.explaining():
-        found = gc.get_threshold()
-        made = [load(target, from_here=True) for target in _each_once(targets)]
-        set_up_logging(log_format)
-        if all(isinstance(one, Worker) for one in made):
-            refuse_extras(context, targets[0])
-        more = {
-            "limits": Limits(start_wait=start.start_wait),
-            "accept_declaration": start.accept_declaration,
-            "accept_forgotten": start.accept_forgotten,
-            "mirror": start.mirror,
-            "tracing": _tracer() if tracing else None,
-        }
-        running = ProcessWorkers([_worker(one, servers, more) for one in made])
-        _run_here(running, listen, parent, keep_gc=gc.get_threshold() != found)
+    found = gc.get_threshold()
+    made = [load(target, from_here=True) for target in _each_once(targets)]
+    set_up_logging(log_format)
+    if all(isinstance(one, Worker) for one in made):
+        refuse_extras(context, targets[0])
+    more = {
+        "limits": Limits(start_wait=start.start_wait),
+        "accept_declaration": start.accept_declaration,
+        "accept_forgotten": start.accept_forgotten,
+        "mirror": start.mirror,
+        "tracing": _tracer() if tracing else None,
+    }
+    running = ProcessWorkers([_worker(one, servers, more) for one in made])
+    _run_here(running, listen, parent, keep_gc=gc.get_threshold() != found)
 
 
 def _run_here(running: ProcessWorkers, listen: str | None, parent: ParentLink | None, *, keep_gc: bool) -> None:
     """Run these until they have drained. Raises typer.Exit where a partition is stopped."""
+    if listen is not None and parent is not None:
+        listen = address_of_worker(listen, parent.number)
     with ExitStack() as stack:
-        if listen is not None or (parent is not None and parent.wants_metrics):
+        if listen is not None:
             running.count()
         stack.enter_context(listening(listen, running.state, running))
         stack.enter_context(notifying(lambda: running.state().live))
@@ -162,23 +165,10 @@ def _tracer() -> Tracer:
 
 
 def _run_processes(count: int, listen: str | None) -> int:
-    """Run this command in ``count`` processes. Returns the exit code."""
-    orders = ChildCommand(without_options(sys.argv[1:], "--workers", "--listen"), metrics=listen is not None)
-    totals = ProcessTotals()
-    supervisor = Supervisor(lambda generation: WorkerProcess(orders, generation, totals), count)
-    systemd = notifying(lambda: supervisor.state().live, lambda: supervisor.has_started)
-    with listening(listen, supervisor.state, totals), systemd:
-        return supervisor.run()
-
-
-def without_options(words: Sequence[str], *names: str) -> list[str]:
-    """A command line without these options and their values."""
-    kept, skip = [], False
-    for word in words:
-        if not skip and word not in names and not word.startswith(tuple(f"{name}=" for name in names)):
-            kept.append(word)
-        skip = not skip and word in names
-    return kept
+    """Run this command in ``count`` processes. Returns the exit code. Raises ConfigError for a wrong ``--listen``."""
+    if listen is not None:
+        address_of_worker(listen, count)  # the last port: refused here, before a process is started
+    return Supervisor(lambda number: WorkerProcess(number, sys.argv[1:]), count).run()
 
 
 @contextmanager

@@ -1,20 +1,20 @@
-"""``run --workers N``: worker processes that are started again when they end, drained and rolled by signals."""
+"""``run --workers N``: the parent of the worker processes, which starts a child again when it ends and drains all."""
 
 from __future__ import annotations
 
 import logging
-import select
+import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
 
-from seekpoint.cli.child_process import WorkerProcess
 from seekpoint.cli.errors import FAILED, USAGE
-from seekpoint.cli.probes import State
 from seekpoint.cli.systemd import notify
 
 logger = logging.getLogger("seekpoint.cli")
@@ -22,150 +22,131 @@ logger = logging.getLogger("seekpoint.cli")
 TICK = 0.2  # seconds between two looks at the children
 BACKOFF, LONGEST = 0.5, 30.0  # seconds before the first restart, doubled with each in a row
 STEADY = 60.0  # a child that has run for so many seconds begins with the first wait again
-JOIN = 60.0  # seconds that a new child has to join in a roll, once it works and no server or reload keeps it from that
-TRIES = 3  # new children of one worker that may end before they have joined, until a roll is abandoned
-UNABLE = 30.0  # seconds without a look at the children, or in which none can be started or ended: not live
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+SILENT = 30.0  # seconds in which a child does not report that it is live: it hangs
+SILENT_AT_START = 300.0  # seconds without its first report: users' modules are imported before it
+_CHILD = "from seekpoint.cli import main, parent_link; parent_link.attach(); main.main()"
+_SYSTEMD = {"NOTIFY_SOCKET", "WATCHDOG_USEC"}  # its messages come from the parent
+
+
+class WorkerProcess:
+    """The worker of this number, a process with the parent's command line. Raises OSError where none can be started."""
+
+    def __init__(self, number: int, words: Sequence[str]) -> None:
+        self.was_live = self._is_killed = False
+        self.started_at = self._live_at = monotonic()
+        self._link, theirs = socket.socketpair()  # the child reports that it is live, and sees its parent's end
+        self._link.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 -- this very program
+                [sys.executable, "-c", _CHILD, str(theirs.fileno()), str(number), *words],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C is for the parent alone: two signals would abort
+                env={name: value for name, value in os.environ.items() if name not in _SYSTEMD},
+            )
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Read its reports. Returns its exit code (negative: the signal), None while it runs."""
+        with suppress(OSError):  # no report
+            while self._link.recv(4096):
+                self.was_live, self._live_at = True, monotonic()
+        code = self._process.poll()
+        if code is not None:
+            self._link.close()
+        return code
+
+    def kill_if_hanging(self) -> bool:
+        """Kill it if it has not reported in time that it is live. Returns whether it did so now."""
+        allowed = SILENT if self.was_live else SILENT_AT_START
+        if self._is_killed or monotonic() - self._live_at <= allowed:
+            return False
+        self._is_killed = True
+        self.send(signal.SIGKILL)
+        return True
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        self._process.send_signal(number)
 
 
 @dataclass(slots=True)
 class _Slot:
-    """The place of one worker: its process, and in a roll the one that will replace it."""
+    """The place of one worker, whose processes follow one another."""
 
     number: int
     child: WorkerProcess | None = None
-    successor: WorkerProcess | None = None
-    was_live: bool = False  # one of its processes has reported that it is
-    successors_ended: int = 0  # in this roll, before they had joined
+    was_live: bool = False
     ends_in_row: int = 0
     start_at: float = 0.0
 
 
 class Supervisor:
-    """Keeps ``count`` worker processes running until SIGTERM or SIGINT; SIGHUP replaces them one by one.
+    """Keeps ``count`` worker processes running until SIGTERM or SIGINT.
 
-    ``start(generation)`` starts one; it raises OSError where the system refuses.
+    ``start(number)`` starts the worker of this number, from 1; it raises OSError where the system refuses a process.
     """
 
     def __init__(self, start: Callable[[int], WorkerProcess], count: int) -> None:
         self._start_process = start
-        self._slots = [_Slot(n) for n in range(1, count + 1)]
-        self._leaving: list[WorkerProcess] = []  # replaced: they drain, or were killed
-        self._generation = 0  # how often SIGHUP came
-        self._is_rolling = False
-        self._is_draining = False
-        self._signals = 0  # that asked for the end; where a child's end drains all, none has come
+        self._slots = [_Slot(number) for number in range(1, count + 1)]
+        self._is_ready = self._is_draining = False
+        self._signals = 0
         self._code = 0
-        self._groups: Sequence[str] = ()  # of the children's pipelines
-        self._looked_at = monotonic()
-        self._unable_since: float | None = None  # no process can be started
-
-    def state(self) -> State:
-        """For the probes: live as long as this process can replace its children."""
-        children = [(slot.number, slot.child) for slot in self._slots]
-        states = [child.state if child else {} for _, child in children]
-        workers = [
-            {"worker": number, "pid": child.pid if child else None, **(child.state if child else {})}
-            for number, child in children
-        ]
-        return State(
-            self._can_replace(),
-            all(state.get("ready", False) for state in states),
-            any(state.get("stale", False) for state in states),
-            {"workers": workers},
-        )
-
-    @property
-    def has_started(self) -> bool:
-        """Whether each worker has been live: its modules are imported."""
-        return all(slot.was_live for slot in self._slots)
-
-    def _can_replace(self) -> bool:
-        killed = (child.killed_at for child in self._children())
-        since = [at for at in (self._looked_at, self._unable_since, *killed) if at is not None]
-        return monotonic() - min(since) < UNABLE
 
     def run(self) -> int:
         """Work until all children have ended. Returns the exit code: 0 if all of them drained."""
-        with _signals() as heard:
-            while not self._is_draining or self._children():
-                select.select([heard], [], [], TICK)
-                try:
-                    self.step(heard.recv(4096))
-                except BlockingIOError:
-                    self.step()
+        signals = SimpleQueue[int]()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: signals.put(number))
+        while not self._is_draining or any(slot.child for slot in self._slots):
+            self.step()
+            with suppress(Empty):
+                signals.get(timeout=TICK)
+                self.end()
         return self._code
 
-    def step(self, signals: bytes = b"") -> None:
-        """Obey these signals, and look at the children once."""
-        self._looked_at = monotonic()
-        for number in signals:
-            self._obey(number)
-        self._reap()
-        self._learn()
-        self._replace_hanging()
-        if not self._is_draining:
-            self._roll()
-            self._start_due()
-
-    def _children(self) -> list[WorkerProcess]:
-        own = [child for slot in self._slots for child in (slot.child, slot.successor) if child is not None]
-        return [*own, *self._leaving]
-
-    def _learn(self) -> None:
-        for slot in self._slots:
-            if slot.child is not None:
-                slot.was_live = slot.was_live or slot.child.state.get("live", False)
-                self._groups = slot.child.groups or self._groups
-
-    def _fields(self, slot: _Slot | None = None, **more: Any) -> dict[str, Any]:
-        """The structured fields of a line of the log; the group is known once a child has reported."""
-        known = {"group": self._groups[0]} if len(self._groups) == 1 else {"groups": list(self._groups)}
-        return {**(known if self._groups else {}), **({} if slot is None else {"worker": slot.number}), **more}
-
-    # -- signals ----------------------------------------------------------------------------------------
-
-    def _obey(self, number: int) -> None:
-        if number in {signal.SIGTERM, signal.SIGINT}:
-            self._end()
-        elif number == signal.SIGHUP and not self._is_draining:
-            self._begin_roll()
-
-    def _end(self) -> None:
-        """Drain all; a second time: abort their batches; a third time: kill them."""
+    def end(self) -> None:
+        """Drain all; a second time: abort their batches; a third time: end them at once."""
         self._signals += 1
         if self._signals == 1:
             self._drain()
-            return
-        for child in self._children():
-            child.send(signal.SIGTERM if self._signals < 3 else signal.SIGKILL)
+        else:
+            self._terminate()
+
+    def step(self) -> None:
+        """Look at each child once, and start those that are due; report to systemd once all have been live."""
+        for slot in self._slots:
+            if slot.child is not None:
+                self._look_at(slot, slot.child)
+            if slot.child is None and not self._is_draining and monotonic() >= slot.start_at:
+                self._start(slot)
+        if all(slot.was_live for slot in self._slots):
+            notify("WATCHDOG=1" if self._is_ready else "READY=1\nWATCHDOG=1")
+            self._is_ready = True
 
     def _drain(self) -> None:
-        """Let all finish their batches and end, unless they do already: a second signal would abort their batch."""
-        if self._is_draining:
-            return
-        self._is_draining = True
-        notify("STOPPING=1")
-        logger.info("stopping after the batches in hand; a second signal aborts them", extra=self._fields())
-        for child in self._children():
-            if child not in self._leaving:
-                child.send(signal.SIGTERM)
+        """Let all finish their batches and end, unless they do already: a second signal would abort their batches."""
+        if not self._is_draining:
+            self._is_draining = True
+            notify("STOPPING=1")
+            logger.info("stopping after the batches in hand; a second signal aborts them")
+            self._terminate()
 
-    # -- children ---------------------------------------------------------------------------------------
+    def _terminate(self) -> None:
+        for slot in self._slots:
+            if slot.child is not None:
+                slot.child.send(signal.SIGTERM)
 
-    def _start(self, slot: _Slot) -> WorkerProcess | None:
-        """Start a process for this worker; None where the system refuses one: it is tried again after a wait."""
+    def _start(self, slot: _Slot) -> None:
         try:
-            child = self._start_process(self._generation)
+            slot.child = self._start_process(slot.number)
         except OSError as error:
-            self._unable_since = self._unable_since or monotonic()
-            wait = self._postpone(slot)
-            said = "worker %d cannot be started: %s; tried again in %.1f s"
-            logger.error(said, slot.number, error, wait, extra=self._fields(slot))
-            return None
-        self._unable_since = None
-        logger.info("worker %d started, pid %d", slot.number, child.pid, extra=self._fields(slot, pid=child.pid))
-        return child
+            message = "worker %d cannot be started: %s; tried again in %.1f s"
+            logger.error(message, slot.number, error, self._postpone(slot), extra={"worker": slot.number})
+        else:
+            extra = {"worker": slot.number, "pid": slot.child.pid}
+            logger.info("worker %d started, pid %d", slot.number, slot.child.pid, extra=extra)
 
     def _postpone(self, slot: _Slot) -> float:
         """Wait before the next start, longer each time in a row; returns the seconds."""
@@ -174,142 +155,29 @@ class Supervisor:
         slot.start_at = monotonic() + wait
         return wait
 
-    def _start_due(self) -> None:
-        for slot in self._slots:
-            if slot.child is None and monotonic() >= slot.start_at:
-                slot.child = self._start(slot)
+    def _look_at(self, slot: _Slot, child: WorkerProcess) -> None:
+        code = child.poll()
+        slot.was_live = slot.was_live or child.was_live
+        if code is not None:
+            slot.child = None
+            self._ended(slot, child, code)
+        elif child.kill_if_hanging():
+            extra = {"worker": slot.number, "pid": child.pid}
+            logger.error("worker %d, pid %d, is not live: killed", slot.number, child.pid, extra=extra)
 
-    def _reap(self) -> None:
-        for child in list(self._leaving):
-            if (code := child.poll()) is not None:
-                self._leaving.remove(child)
-                self._ended(child, code)
-        for slot in self._slots:
-            if (successor := slot.successor) is not None and (code := successor.poll()) is not None:
-                slot.successor = None
-                self._ended(successor, code)
-                if not self._is_draining:
-                    self._successor_ended(slot, successor, code)
-            if (child_now := slot.child) is not None and (code := child_now.poll()) is not None:
-                slot.child, slot.successor = slot.successor, None
-                self._ended(child_now, code)
-                if not self._is_draining:
-                    self._child_ended(slot, child_now, code)
-
-    def _ended(self, child: WorkerProcess, code: int) -> None:
-        child.close()
-        extra = self._fields(pid=child.pid, code=code)
-        logger.info("pid %d has ended with exit code %d", child.pid, code, extra=extra)
-        if self._is_draining and code not in {0, -signal.SIGTERM}:  # SIGTERM before it had set up its own handler
-            self._code = self._code or FAILED
-
-    def _child_ended(self, slot: _Slot, child: WorkerProcess, code: int) -> None:
-        """Start it again after a wait; or end all, where a wait would not help."""
-        why, is_final = child.why_ended(code), child.is_final or code == USAGE
-        extra = self._fields(slot, pid=child.pid, code=code)
-        if child.age > STEADY:
-            slot.ends_in_row = 0
-        if slot.child is not None:  # its successor has been started
-            said = "worker %d ended, pid %d replaces it: %s"
-            logger.warning(said, slot.number, slot.child.pid, why, extra=extra)
-        elif is_final and child.generation < self._generation:  # of before SIGHUP: the code that is there now may do
-            slot.start_at = 0.0
-            logger.info("worker %d ended, and is replaced: %s", slot.number, why, extra=extra)
-        elif is_final and not self._has_older(child):
-            said = "worker %d ended for a reason that a restart does not change: all end: %s"
-            logger.error(said, slot.number, why, extra=extra)
+    def _ended(self, slot: _Slot, child: WorkerProcess, code: int) -> None:
+        """Start the worker again after a wait; or drain all, where its command line or declaration is wrong."""
+        reason = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        extra = {"worker": slot.number, "pid": child.pid, "code": code}
+        if self._is_draining:
+            logger.info("worker %d ended %s", slot.number, reason, extra=extra)
+            if code not in {0, -signal.SIGTERM}:  # SIGTERM may come before the child has set up its own handler
+                self._code = self._code or FAILED
+        elif code == USAGE:
+            logger.error("worker %d ended %s: a restart does not help, all end", slot.number, reason, extra=extra)
             self._code = code
             self._drain()
         else:
-            wait = self._postpone(slot)
-            logger.error("worker %d ended: %s; it starts again in %.1f s", slot.number, why, wait, extra=extra)
-            if is_final:
-                self._abandon_roll(slot, why)
-
-    def _has_older(self, child: WorkerProcess) -> bool:
-        """Whether others run code of before: they do what this one's code cannot."""
-        return any(other.generation < child.generation for other in self._children())
-
-    def _replace_hanging(self) -> None:
-        for child in self._children():
-            if child.killed_at is None and (why := child.why_replace()) is not None:
-                logger.error("pid %d %s: killed", child.pid, why, extra=self._fields(pid=child.pid))
-                child.kill()
-
-    # -- SIGHUP -----------------------------------------------------------------------------------------
-
-    def _begin_roll(self) -> None:
-        self._generation += 1
-        self._is_rolling = True
-        for slot in self._slots:
-            slot.successors_ended = 0
-        logger.info("SIGHUP: the workers are replaced one by one", extra=self._fields())
-
-    def _roll(self) -> None:
-        """One step: the new process joins first, then the old one drains, and then comes the next."""
-        if self._leaving or not self._is_rolling:
-            return
-        for slot in self._slots:
-            if slot.child is None or slot.child.generation < self._generation:
-                self._roll_one(slot)
-                return
-        self._is_rolling = False
-        logger.info("all workers are replaced", extra=self._fields())
-
-    def _roll_one(self, slot: _Slot) -> None:
-        child, successor = slot.child, slot.successor
-        if child is None:  # it has ended, and starts again by itself
-            return
-        if successor is None:
-            if monotonic() >= slot.start_at:
-                slot.successor = self._start(slot)
-        elif successor.has_joined:
-            child.send(signal.SIGTERM)
-            self._leaving.append(child)
-            slot.child, slot.successor, slot.ends_in_row = successor, None, 0
-        elif successor.joining_for > JOIN:
-            successor.kill()
-            self._leaving.append(successor)
-            slot.successor = None
-            self._abandon_roll(slot, f"pid {successor.pid} has not joined within {JOIN:.0f} s")
-
-    def _successor_ended(self, slot: _Slot, successor: WorkerProcess, code: int) -> None:
-        """It has not joined: start another one, or leave the old worker where it is."""
-        slot.successors_ended += 1
-        why = successor.why_ended(code)
-        if successor.is_final or code == USAGE or slot.successors_ended >= TRIES:
-            self._abandon_roll(slot, why)
-            return
-        wait = self._postpone(slot)
-        extra = self._fields(slot, pid=successor.pid, code=code)
-        logger.error("the new worker %d has not joined: %s; tried again in %.1f s", slot.number, why, wait, extra=extra)
-
-    def _abandon_roll(self, slot: _Slot, why: str) -> None:
-        if not self._is_rolling:
-            return
-        self._is_rolling = False
-        for other in self._slots:  # the next worker's: it would run on beside the one that it does not replace
-            if other.successor is not None:
-                other.successor.send(signal.SIGTERM)
-                self._leaving.append(other.successor)
-                other.successor = None
-        said = "SIGHUP: abandoned, old workers continue, for the new worker %d fails: %s"
-        logger.error(said, slot.number, why, extra=self._fields(slot))
-
-
-@contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """A socket that receives the number of each signal; the handlers before are set again at the end."""
-    heard, given = socket.socketpair()
-    heard.setblocking(False)
-    given.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
-    wakeup = signal.set_wakeup_fd(given.fileno(), warn_on_full_buffer=False)
-    try:
-        yield heard
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        heard.close()
-        given.close()
+            slot.ends_in_row = 0 if monotonic() - child.started_at > STEADY else slot.ends_in_row
+            message = "worker %d ended %s; it starts again in %.1f s"
+            logger.error(message, slot.number, reason, self._postpone(slot), extra=extra)

@@ -22,8 +22,8 @@ def notify(message: str) -> None:
 
 
 @contextmanager
-def notifying(live: Callable[[], bool], has_started: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Within the block: READY once ``live()`` and ``has_started()``, then WATCHDOG as long as ``live()``."""
+def notifying(live: Callable[[], bool]) -> Iterator[None]:
+    """Within the block: READY once ``live()``, then WATCHDOG as long as ``live()``."""
     if not os.environ.get("NOTIFY_SOCKET"):
         yield
         return
@@ -34,7 +34,7 @@ def notifying(live: Callable[[], bool], has_started: Callable[[], bool] = lambda
     def report() -> None:
         is_ready = False
         while not ended.wait(every):
-            if live() and (is_ready or has_started()):
+            if live():
                 notify("WATCHDOG=1" if is_ready else "READY=1\nWATCHDOG=1")
                 is_ready = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from seekpoint import events
 from seekpoint.cli.output import numbered
 from seekpoint.cli.probes import State, state_of
 from seekpoint.metrics import Samples, Tally
@@ -21,7 +19,6 @@ from seekpoint.worker.worker import Worker
 
 logger = logging.getLogger("seekpoint.cli")
 
-WITHOUT = 10.0  # seconds after its start in which a member of a group learns what it is given
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -31,7 +28,6 @@ class ProcessWorkers:
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
         self._tallies: Sequence[Tally] = ()
-        self._joining: Sequence[_Joining] = ()
         self._news = SimpleQueue[_Ended | signal.Signals]()
 
     # -- what is known of them ----------------------------------------------------------------------------
@@ -45,15 +41,6 @@ class ProcessWorkers:
         for tally in self._tallies:
             tally.add_to(samples)
 
-    def watch_partitions(self) -> None:
-        """Know from now on whether they have joined their groups; before they run."""
-        self._joining = [_Joining(worker) for worker in self._workers]
-
-    @property
-    def has_joined(self) -> bool:
-        """Whether each is in its group and has claimed what it was given there."""
-        return all(one.is_over for one in self._joining)
-
     @property
     def has_started(self) -> bool:
         """Whether one of them has work in hand, or may have."""
@@ -63,12 +50,6 @@ class ProcessWorkers:
     def groups(self) -> Sequence[str]:
         """The groups of their pipelines."""
         return [worker.pipeline.group for worker in self._workers]
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether one of them waits for a server, or outside its group."""
-        healths = [worker.health() for worker in self._workers]
-        return any(health.trouble is not None or health.standby is not None for health in healths)
 
     def state(self) -> State:
         """For the probes: one worker's state, or that of all, with each pipeline's among the details."""
@@ -157,41 +138,6 @@ class _Ended:
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
-
-
-class _Joining:
-    """Whether a worker has an assignment, and has claimed, stopped or lost again each partition of it.
-
-    With ``group.protocol=consumer`` the client does not report an empty one: it has that after ``WITHOUT`` seconds.
-    """
-
-    def __init__(self, worker: Worker) -> None:
-        self._is_member = False
-        self._started_at = math.inf
-        self._claiming: set[Partition] = set()
-        worker.add_observer(self)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is a member with nothing left to claim."""
-        is_member = self._is_member or monotonic() - self._started_at > WITHOUT
-        return is_member and not self._claiming
-
-    def __call__(self, event: events.Event) -> None:
-        """Take one event into account."""
-        match event:
-            case events.Assigned():
-                self._claiming.update(event.partitions)
-                self._is_member = True
-            case events.Activated() | events.PartitionStopped():
-                self._claiming.discard(event.partition)
-                self._is_member = True
-            case events.Revoked():
-                self._claiming.difference_update(event.partitions)
-            case events.Started():
-                self._started_at = event.at
-            case events.OnStandby() | events.DeclarationRefused():
-                self._is_member, self._started_at = False, math.inf
 
 
 @contextmanager

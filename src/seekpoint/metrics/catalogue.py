@@ -20,8 +20,7 @@ class Metric:
     """One metric. ``combine`` makes one value of several with equal labels: of two workers, or of all partitions.
 
     Gauges of one partition are not added, though: the greatest counts (:class:`Samples`).
-    ``sources`` are "worker" (a :class:`Tally` has it), "ledger" (a :class:`LedgerGauges` has it) and "parent" (the
-    parent of ``seekpoint run --workers`` has it).
+    ``sources`` are "worker" (a :class:`Tally` has it) and "ledger" (a :class:`LedgerGauges` has it).
     """
 
     name: str
@@ -111,13 +110,6 @@ STOPPED = _gauge(
 )
 LAST_COMMIT = _gauge(
     "last_commit_timestamp_seconds", _PARTITION, "When the position last moved, Unix time.", _BOTH, "max", "seconds"
-)
-
-# -- of ``run --workers`` --------------------------------------------------------------------------------------------
-
-PROCESSES = _gauge("worker_processes", (), "Worker processes that run and have reported.", ("parent",))
-PROCESSES_ENDED = Metric(
-    "worker_processes_ended", Kind.COUNTER, (), "Worker processes that have ended.", sources=("parent",)
 )
 
 # -- the ledger's alone ----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ _COMBINE = {"max": max, "min": min}
 class Samples:
     """Collects values. With ``per_partition=False`` those of a group's partitions become one, as the metric says.
 
-    Of one partition's gauges that several processes have, while it is handed over or one of them is hung, the greatest
+    Of one partition's gauges that several workers have, while it is handed over or one of them hangs, the greatest
     counts: a sum would be twice the position.
     """
 
@@ -83,7 +83,7 @@ def _combine(known: dict[Labels, float], labels: Labels, value: float, how: str)
 
 
 class Source(Protocol):
-    """What has metrics: a :class:`Tally` of a worker, the :class:`LedgerGauges`, or :class:`ProcessTotals`."""
+    """What has metrics: a :class:`Tally` of a worker, or the :class:`LedgerGauges`."""
 
     def add_to(self, samples: Samples) -> None:
         """Add the values of now; may be called from any thread."""

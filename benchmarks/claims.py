@@ -22,7 +22,7 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from seekpoint import Ledger, schema
 from seekpoint.ledger import Claim, Expected, Move
-from seekpoint.postgres import pipelining
+from seekpoint.postgres import begin
 from seekpoint.postgres.session import Session
 from seekpoint.records import Partition
 from stage import Stage, arguments, median_ms, ms, say, servers
@@ -38,7 +38,7 @@ class Spy:
     def __init__(self, engine: Engine) -> None:
         self.seen: dict[str, tuple[str, Any]] = {}
         event.listen(engine, "before_cursor_execute", self._see)
-        self._run, pipelining.rows_of = pipelining.rows_of, self._rows_of  # what the driver runs itself
+        self._run, begin.rows_of = begin.rows_of, self._rows_of  # what the driver runs itself
 
     def _rows_of(self, driver: Any, *questions: tuple[str, Any]) -> Any:
         for question in questions:

@@ -1,10 +1,9 @@
-"""What each style of handler costs, with its statements pipelined and with each awaited.
+"""What each style of handler costs.
 
 python benchmarks/handlers.py [--quick]
 
 One transaction of ``RECORDS`` records at a time, through the worker's unit of work without a broker; all styles turn by
-turn in one process. ``to_awaited`` is the same style's speed with ``pipeline_mode=False``, ``to_append`` that of the
-sink.
+turn in one process. ``to_append`` is the sink's speed.
 """
 
 from __future__ import annotations
@@ -65,6 +64,13 @@ def driver_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
         cursor.execute(PLACED, [getattr(record.value, name) for name in COLUMNS])
 
 
+def driver_pipeline(tx: Connection, batch: Batch[Any, Any]) -> None:
+    """``with connection.pipeline():`` of psycopg's own, and a statement per record"""
+    driver: Any = tx.connection.driver_connection
+    with driver.pipeline():
+        driver_per_row(tx, batch)
+
+
 def text_list(tx: Connection, batch: Batch[Any, Any]) -> None:
     """``tx.execute(text(...), rows)``: executemany"""
     tx.execute(NAMED, [_given(record.value) for record in batch])
@@ -86,15 +92,16 @@ STYLES = {
     "execute() per row": text_per_row,
     "Core insert() per row": core_per_row,
     "psycopg per row": driver_per_row,
+    "psycopg's pipeline()": driver_pipeline,
     "executemany()": text_list,
     "Core insert(list)": core_list,
     "ORM add_all()": orm,
 }
 
 
-def handling(group: str, *, handle: Any, pipeline_mode: bool) -> Pipeline:
+def handling(group: str, *, handle: Any) -> Pipeline:
     """One style."""
-    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle, pipeline_mode=pipeline_mode)
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle)
 
 
 def appending(group: str) -> Pipeline:
@@ -103,18 +110,16 @@ def appending(group: str) -> Pipeline:
 
 
 def main() -> None:
-    """Every style, both ways."""
+    """Every style."""
     rounds, calls = (2, 2) if arguments(__doc__).parse_args().quick else (7, 3)
     fresh_table()
     subjects: dict[str, Callable[[], Any]] = {"Append": Unit(appending, SIZE)}
     for style, handle in STYLES.items():
-        for ahead in (True, False):
-            subjects[_mode(style, ahead)] = Unit(partial(handling, handle=handle, pipeline_mode=ahead), SIZE)
+        subjects[style] = Unit(partial(handling, handle=handle), SIZE)
     used = cpu()
     seconds = in_turn(subjects, rounds, calls)
     used = cpu() - used
     for mode, found in seconds.items():
-        awaited = seconds.get(mode.replace("pipelined", "awaited"), found)
         row = {
             "subject": "handlers",
             "mode": mode,
@@ -123,14 +128,9 @@ def main() -> None:
             "records_per_second": round(SIZE / statistics.median(found)),
             "cpu_seconds_together": round(used, 2),
             "batch": SIZE,
-            "to_awaited": round(ratio(awaited, found), 2),
             "to_append": round(ratio(seconds["Append"], found), 3),
         }
         print(json.dumps(row), flush=True)
-
-
-def _mode(style: str, ahead: bool) -> str:
-    return f"{style}, {'pipelined' if ahead else 'awaited'}"
 
 
 if __name__ == "__main__":

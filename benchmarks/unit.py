@@ -24,7 +24,6 @@ from seekpoint import Ledger, Limits, Pipeline, schema
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Move
-from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.round_trip import Statement, begin_and_run
 from seekpoint.records import Partition, RawRecord
 from seekpoint.testing.kit import FixedClaims
@@ -43,9 +42,6 @@ class Silent(Ledger):
     """Confirms everything, and writes nothing."""
 
     def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:  # noqa: ARG002 -- as Ledger has it
-        if isinstance(tx, HandlerConnection) and (state := tx.unsurveyed) is not None:
-            tx.unsurveyed = None
-            state.ask(tx.driver)  # which comes with hold; else each transaction would get a new session
         return ""
 
     def advance(
@@ -53,6 +49,7 @@ class Silent(Ledger):
         tx: Connection,  # noqa: ARG002
         moves: Iterable[Move],
         transaction: str | None = None,  # noqa: ARG002
+        rows: Sequence[Statement] = (),  # noqa: ARG002
     ) -> list[Claim]:
         return [replace(m.claim, next_offset=m.to_offset) for m in moves]
 

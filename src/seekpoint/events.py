@@ -314,24 +314,6 @@ class Committed(Event):
     rows: Mapping[str, int] = field(default_factory=dict)
 
 
-class HandlerWroteNothing(Event):
-    """The handler wrote no row for ``records`` records, which are passed. Not an error.
-
-    Known from the driver: no statement was sent, or each wrote no row, or all was rolled back to a savepoint. Not
-    announced where that cannot be known (a function was called), nor while a batch is bisected. Logged once a minute.
-    """
-
-    level = logging.WARNING
-    log_pause = 60.0
-    text = (
-        "the handler wrote no row for {records} records, which are passed: {spans}; if that is not meant: is a session "
-        "flushed, is it the connection that the handler was given?"
-    )
-    group: str
-    spans: tuple[Span, ...]
-    records: int
-
-
 class SessionReplaced(Event):
     """A handler had changed its database session beyond the transaction: the connection was closed after COMMIT.
 

@@ -191,9 +191,8 @@ def orm(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 @pytest.mark.repeats("write")
-@pytest.mark.parametrize("pipeline_mode", [True, False])
 @pytest.mark.parametrize("write", [core, executemany, cursors, orm], ids=lambda write: write.__name__)
-def test_handlers(ground: Ground, apply: Apply, write: Any, pipeline_mode: bool) -> None:
+def test_handlers(ground: Ground, apply: Apply, write: Any) -> None:
     ground.create("id int PRIMARY KEY, v text")
 
     def handle(tx: Connection, records: Any) -> None:
@@ -202,7 +201,7 @@ def test_handlers(ground: Ground, apply: Apply, write: Any, pipeline_mode: bool)
         write(tx, ground.schema, [record.value for record in records])
 
     count = BATCHES * 5
-    apply(values(count, count), 5, handle=handle, on_poison="dead_letter", pipeline_mode=pipeline_mode)
+    apply(values(count, count), 5, handle=handle, on_poison="dead_letter")
     assert ground.rows("id") == [(n,) for n in range(count) if n != 11]
 
 

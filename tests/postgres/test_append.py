@@ -470,6 +470,6 @@ def test_row_that_returns_other_rows_is_refused(ground: Ground, group: str) -> N
         return (-1,) if len(calls) == 1 else None
 
     sink = ground.append("id int CHECK (id > 0)", columns=["id"], row=row)
-    pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[sink], pipeline_mode=False)
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[sink])
     with pytest.raises(ConfigError, match="it must depend on its record alone"):
         ground.process(pipeline, *orders(b"1"))

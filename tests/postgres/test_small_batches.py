@@ -19,7 +19,6 @@ from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.events import Announcer
 from seekpoint.ledger.advance import hold_and_advance
 from seekpoint.pipeline.policy import DeadLetterLimits, Limits
-from seekpoint.postgres.deferred import DeferredStatements
 from seekpoint.postgres.round_trip import Statement, begin_and_run, numbered
 from seekpoint.postgres.session import CommitRefused, Session
 from seekpoint.records import RawRecord
@@ -99,7 +98,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Statement]]:
         found.append(following)
         real(driver, first, following)
 
-    monkeypatch.setattr("seekpoint.postgres.deferred.begin_and_run", note)
+    monkeypatch.setattr("seekpoint.postgres.connection.begin_and_run", note)
     return found
 
 
@@ -216,14 +215,6 @@ def subclass(ground: Ground, group: str) -> Pipeline:
     return Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
 
 
-def in_key_order(ground: Ground, group: str) -> Pipeline:
-    return appends(ground, group, keep_key_order=True, on_poison="dead_letter")
-
-
-def awaited(ground: Ground, group: str) -> Pipeline:
-    return appends(ground, group, pipeline_mode=False)
-
-
 def hours(ground: Ground, group: str) -> Pipeline:
     """A cast reads an interval of hours as seconds."""
     sink = ground.append("id interval hour, note text", columns=["id", "note"], row=lambda r: ("10", "x"))
@@ -237,9 +228,7 @@ def ruled(ground: Ground, group: str) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize(
-    "make", [handled, upserts, twice, subclass, in_key_order, awaited, hours, ruled], ids=lambda make: make.__name__
-)
+@pytest.mark.parametrize("make", [handled, upserts, twice, subclass, hours, ruled], ids=lambda make: make.__name__)
 def test_of_other_pipelines_advance_is_the_last_statement(
     ground: Ground, group: str, desk: Any, sent: list[Any], make: Any
 ) -> None:
@@ -247,6 +236,20 @@ def test_of_other_pipelines_advance_is_the_last_statement(
     assert work.apply(order(2))[:5] == SMALL
     assert sent == []
     assert work.ledger.read()[0].next_offset == 2
+
+
+def test_round_trips_of_a_handlers_batch(ground: Ground, group: str, desk: Any) -> None:
+    """BEGIN with hold; its one statement; advance; COMMIT with the question about its session."""
+
+    def handle(tx: Connection, batch: Any) -> None:
+        tx.exec_driver_sql(f'INSERT INTO "{ground.schema}".t VALUES (%s)', (batch.spans[0].start,))
+
+    ground.create("id int")
+    work = desk(Pipeline(group, topics=TOPIC, value=Json(), handle=handle), first=order(1))
+    with trips(work.driver) as counted:
+        work.apply(order(2))
+    assert counted.count == 4
+    assert ground.rows("id") == [(0,), (1,)]
 
 
 def test_records_without_rows_take_two_round_trips_too(ground: Ground, group: str, desk: Any, sent: list[Any]) -> None:
@@ -260,6 +263,17 @@ def test_records_without_rows_take_two_round_trips_too(ground: Ground, group: st
     assert work.ledger.read()[0].next_offset == 3
 
 
+def test_in_key_order_rows_leave_with_the_advance(ground: Ground, group: str, desk: Any, sent: list[Any]) -> None:
+    """After hold, which finds the keys that dead letters block: I2, I3, the position is compared again."""
+    pipeline = appends(ground, group, "id int CHECK (id > 0), note text", keep_key_order=True, on_poison="dead_letter")
+    work = desk(pipeline, first=order(1))
+    assert work.apply(order(2), order(3)) == SMALL
+    assert [len(statements) for statements in sent] == [2]
+    assert work.apply(order(4), order(-5), order(6))[-1] is events.DeadLettered
+    assert ground.rows("id") == [(1,), (2,), (3,), (4,), (6,)]
+    assert work.ledger.read()[0].next_offset == 6
+
+
 def test_many_rows_of_few_records_go_by_copy(ground: Ground, group: str, desk: Any, sent: list[Any]) -> None:
     sink = ground.append("id int, note text", columns=["id", "note"], rows=lambda r: [(n, "x") for n in range(ROWS)])
     work = desk(Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink]), first=order(1))
@@ -269,55 +283,25 @@ def test_many_rows_of_few_records_go_by_copy(ground: Ground, group: str, desk: A
     assert len(ground.rows("id")) == 4 * ROWS
 
 
-def few_rows(monkeypatch: pytest.MonkeyPatch, way: str) -> list[bool]:
-    """Take this way; returns whether rows were sent one by one with the advance, each time that it was tried."""
-    found, real = list[bool](), DeferredStatements.send_rows
-
-    def note(self: DeferredStatements, *given: Any) -> bool:
-        found.append(real(self, *given))
-        return found[-1]
-
-    monkeypatch.setattr(DeferredStatements, "send_rows", note)
-    if way == "few rows":
-        monkeypatch.setattr("seekpoint.worker.apply.MOST_RECORDS_IN_ONE_INSERT", 0)
-    return found
-
-
-WAYS = pytest.mark.parametrize("way", ["two round trips", "few rows"])
-
-
-@WAYS
-def test_large_rows_go_by_copy(  # noqa: PLR0917 -- fixtures
-    ground: Ground, group: str, desk: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch, way: str
+def test_large_rows_go_by_copy(
+    ground: Ground, group: str, desk: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few the records: COPY streams what one statement would hold at once, here and at the server."""
     monkeypatch.setattr("seekpoint.sinks.small_append.MOST_BYTES", 1000)
     work = desk(appends(ground, group), first=order(1))
-    by_one = few_rows(monkeypatch, way)
-    sent.clear()
     assert work.apply(order(2, "x" * 990)) == SMALL
-    assert (len(sent), by_one) == ((1, []) if way == "two round trips" else (0, [True]))
     assert work.apply(order(3, "x" * 500), order(4, "é" * 500)) == SMALL
-    assert len(sent) + len(by_one) == 1
+    assert len(sent) == 1
     assert ground.rows("id") == [(1,), (2,), (3,), (4,)]
 
 
-@WAYS
 @pytest.mark.parametrize(("declared", "value"), [("interval hour", "10"), ("interval hour[]", "{10}")])
 def test_a_value_that_a_cast_reads_otherwise_goes_by_copy(  # noqa: PLR0917 -- fixtures
-    ground: Ground,
-    group: str,
-    desk: Any,
-    sent: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-    declared: str,
-    value: str,
-    way: str,
+    ground: Ground, group: str, desk: Any, sent: list[Any], declared: str, value: str
 ) -> None:
     work = desk(appends(ground, group, f"id int, note {declared}"), first=order(1, value))
-    by_one = few_rows(monkeypatch, way)
     assert work.apply(order(2, value)) == SMALL
-    assert (sent, by_one) == ([], [])
+    assert sent == []
     assert ground.value(f"array_agg(DISTINCT note::text) = ARRAY['{value.replace('10', '10:00:00')}']")
 
 
@@ -535,29 +519,21 @@ def test_a_table_altered_between_two_batches(ground: Ground, group: str, desk: A
     assert len(ground.rows("id")) == 10
 
 
-@WAYS
-def test_a_view_that_took_the_tables_name_takes_no_row(
-    ground: Ground, group: str, desk: Any, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_a_view_that_took_the_tables_name_takes_no_row(ground: Ground, group: str, desk: Any) -> None:
     """COPY is refused there, and an INSERT would go where the view leads."""
     work = desk(appends(ground, group), first=order(1))
     work.apply(order(2))
     ground.sql("ALTER TABLE t RENAME TO base; CREATE VIEW t AS SELECT * FROM base")
-    few_rows(monkeypatch, way)
     work.apply(order(3))
     assert ground.rows("id", name="base") == [(1,), (2,)]
     assert work.ledger.read()[0].next_offset == 2
 
 
-@WAYS
-def test_a_rule_that_was_made_since_takes_no_row(
-    ground: Ground, group: str, desk: Any, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_a_rule_that_was_made_since_takes_no_row(ground: Ground, group: str, desk: Any) -> None:
     """A rule rewrites INSERT and not COPY; the session had looked at the table before there was one."""
     work = desk(appends(ground, group), first=order(1))
     work.apply(order(2))
     ground.sql("CREATE RULE r AS ON INSERT TO t DO INSTEAD NOTHING")
-    few_rows(monkeypatch, way)
     work.apply(order(3))
     assert ground.rows("id") == [(1,), (2,), (3,)]
     assert work.ledger.read()[0].next_offset == 3

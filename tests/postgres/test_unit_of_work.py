@@ -84,11 +84,17 @@ def test_rows_and_offset_are_one_transaction(work: Work) -> None:
     work.holds(5, 5)
 
 
-PREPARE = "PREPARE TRANSACTION 'mine'"
-
-
 def sends(statement: str) -> Callable[[Any], object]:
     return lambda tx: tx.exec_driver_sql(statement)
+
+
+def in_pipeline(call: Callable[[Any], object]) -> Callable[[Any], None]:
+    def handle(tx: Connection) -> None:
+        with driver(tx).pipeline():
+            driver(tx).execute("SELECT 1")
+            call(driver(tx).pgconn)
+
+    return handle
 
 
 ENDS: dict[str, tuple[str, Callable[[Any], object]]] = {
@@ -103,16 +109,14 @@ ENDS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "session.commit": (r"called commit\(\)", lambda tx: controlled(tx).commit()),
     "with driver": (r"called commit\(\)", lambda tx: driver(tx).__exit__(None, None, None)),
     "driver.close": (r"called close\(\)", lambda tx: driver(tx).close()),
-    "prepare transaction": ("sent PREPARE TRANSACTION", sends(f"/* 2PC */ {PREPARE}")),
-    "prepare transaction among others": ("sent PREPARE TRANSACTION", sends(f"SELECT 1; {PREPARE}")),
     "driver.autocommit": ("can't change 'autocommit' now", lambda tx: setattr(driver(tx), "autocommit", True)),
     "transaction.rollback": ("ended the transaction it was lent", lambda tx: tx.get_transaction().rollback()),
     "connection.close": (r"called close\(\)", lambda tx: tx.connection.close()),
     "connection.invalidate": (r"called invalidate\(\)", lambda tx: tx.connection.invalidate()),
     "connection.detach": (r"called detach\(\)", lambda tx: tx.connection.detach()),
     "literal rollback": ("ended the transaction it was lent", sends("ROLLBACK")),
-    "pgconn rollback": ("used pgconn while statements", lambda tx: driver(tx).pgconn.exec_(b"ROLLBACK")),
-    "pgconn send": ("used pgconn while statements", lambda tx: driver(tx).pgconn.send_query(b"SELECT 1")),
+    "pgconn in a pipeline": ("used pgconn while statements", in_pipeline(lambda pgconn: pgconn.exec_(b"ROLLBACK"))),
+    "pgconn send in one": ("used pgconn while statements", in_pipeline(lambda pgconn: pgconn.send_query(b"SELECT 1"))),
 }
 
 
@@ -144,7 +148,7 @@ def test_calls_of_pgconn_come_to_a_clear_end(work: Work, says: str, does: Callab
         does(driver(tx).pgconn)
 
     with pytest.raises(HandlerMisuse, match=says):
-        work.run(handle, pipeline_mode=False)
+        work.run(handle)
     work.holds(0, 0)
 
 

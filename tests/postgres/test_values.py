@@ -22,11 +22,9 @@ from sqlalchemy import Engine
 
 from seekpoint import Append, Json, Pipeline, Text, Upsert
 from seekpoint.pipeline.sink import RowRefused
-from seekpoint.postgres.deferred import Last
-from seekpoint.postgres.session import Session, TransactionFailed
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
-from support.sink_tables import TOPIC, Ground, orders, with_enums
+from support.sink_tables import TOPIC, Ground, orders, with_enums, write_small
 
 EAST = timezone(timedelta(hours=2))
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -209,17 +207,7 @@ def by_append(ground: Ground, path: tuple[str, str], options: Mapping[str, Any],
 
 def by_small_append(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
     """As a worker does whose last rows leave with the offset."""
-    session = Session(ground.engine, pipeline_mode=True)
-    try:
-        with session.transaction() as tx:
-            tx.deferred.last = Last.SINK
-            with Append(path, columns=["id", "v"], **options).open(tx) as writer:
-                writer.write([(1, value)])
-            tx.deferred.catch_up()
-    except TransactionFailed as failed:
-        raise failed.error from None
-    finally:
-        session.close()
+    write_small(ground, Append(path, columns=["id", "v"], **options), ["id", "v"], [(1, value)])
 
 
 def by_arrow(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:

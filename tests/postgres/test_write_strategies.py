@@ -26,8 +26,6 @@ from psycopg.types.range import Range
 from sqlalchemy import Engine, create_engine, text
 
 from seekpoint.pipeline.sink import RowRefused
-from seekpoint.postgres.deferred import Last
-from seekpoint.postgres.session import Session, TransactionFailed
 from seekpoint.records import AnyRecord
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow
@@ -35,7 +33,7 @@ from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.json_text import json_text
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 from seekpoint.testing import record
-from support.sink_tables import Ground
+from support.sink_tables import Ground, write_small
 
 EXAMPLES = int(os.environ.get("SEEKPOINT_EXAMPLES", "0"))
 SHARDS = 4 if EXAMPLES else 1  # of a test, side by side
@@ -415,17 +413,7 @@ def by_copy(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows:
 
 def by_few(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
     """As a worker does whose last rows leave with the offset."""
-    session = Session(ground.engine, pipeline_mode=True)
-    try:
-        with session.transaction() as tx:
-            tx.deferred.last = Last.SINK
-            with Append(path, columns=columns, round=True).open(tx) as writer:
-                writer.write(rows)
-            tx.deferred.catch_up()
-    except TransactionFailed as failed:
-        raise failed.error from None
-    finally:
-        session.close(broken=True)
+    write_small(ground, Append(path, columns=columns, round=True), columns, rows)
 
 
 def by_arrow(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 from sqlalchemy import text
@@ -16,9 +15,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from seekpoint import Append, Json, Pipeline, Text
 from seekpoint.errors import CodecUnavailable
 from seekpoint.pipeline.sink import RowRefused
-from seekpoint.postgres.deferred import Last
-from seekpoint.postgres.pipelining import PipelinedStatements
-from seekpoint.postgres.session import CommitRefused, Session
+from seekpoint.postgres.session import Session
 from seekpoint.records import Partition
 from seekpoint.sinks import Upsert
 from seekpoint.sinks.arrow import AppendArrow
@@ -135,16 +132,12 @@ def test_an_update_that_another_constraint_refuses_first(ground: Ground, group: 
     assert len(ground.rows("id")) == 300
 
 
-# A late error that an old savepoint takes back is heard all the same ---
+# An error that a savepoint by hand takes back ---
 
 
-@pytest.mark.parametrize("outstanding", [False, True])  # when the handler returns, a statement's answer is
-@pytest.mark.parametrize("ahead", [True, False])
-def test_a_deferred_error_after_a_savepoint_by_hand(ground: Ground, group: str, ahead: bool, outstanding: bool) -> None:
+def test_an_error_after_a_savepoint_by_hand(ground: Ground, group: str) -> None:
     ground.create("id bigint PRIMARY KEY, v text CHECK (v <> 'bad')", "t")
     ground.create("v text UNIQUE", "audit")
-    ground.create("n int", "size")
-    size = text(f'INSERT INTO "{ground.schema}".size VALUES (:n)')
     row = text(f'INSERT INTO "{ground.schema}".t VALUES (:id, :v)')
     audit = text(f'INSERT INTO "{ground.schema}".audit VALUES (:v)')
 
@@ -157,41 +150,13 @@ def test_a_deferred_error_after_a_savepoint_by_hand(ground: Ground, group: str, 
                 tx.exec_driver_sql("RELEASE mine")
             except IntegrityError:
                 tx.exec_driver_sql("ROLLBACK TO mine")
-        if outstanding:
-            tx.execute(size, {"n": len(batch)})
 
-    pipeline = Pipeline(group, topics=TOPIC, value=Text(), handle=handle, on_poison="dead_letter", pipeline_mode=ahead)
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), handle=handle, on_poison="dead_letter")
     log = [raw(v, topic=TOPIC, offset=n) for n, v in enumerate([b"a", b"bad", b"a", b"c"])]
     done = ground.process(pipeline, *log)
     assert [one.offset for one in done.dead_letters] == [2]
     assert ground.rows("id") == [(0,), (3,)]
     assert ground.rows("v", name="audit") == [("a",), ("bad",), ("c",)]
-
-
-# A prepared INSERT would keep its parameters' types --------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "value"),
-    [
-        ("timestamp", "timestamptz", "2024-01-01 12:00:00+07"),
-        ("real", "float8", "0.1"),
-        ("date", "timestamp", "2024-01-01 12:00:00"),
-    ],
-)
-def test_a_table_altered_while_few_rows_come(ground: Ground, before: str, after: str, value: str) -> None:
-    schema, name = ground.create(f"o bigint, v {before}")
-    insert = f'INSERT INTO "{schema}"."{name}" VALUES (%s, %s)'
-    with ground.engine.connect() as connection:
-        driver: Any = connection.connection.driver_connection
-        for rows in (range(10), range(10, 11)):  # at the fifth the driver would prepare it
-            ahead = PipelinedStatements(driver)
-            with ahead.on():
-                ahead.send(insert, [(str(n), value) for n in rows], ("SELECT 1", ()))
-            driver.commit()
-            if len(rows) > 1:
-                ground.sql(f"ALTER TABLE t ALTER v TYPE {after}")
-    assert ground.value(f"count(*) FILTER (WHERE o = 10 AND v = '{value}'::{after})") == 1, ground.rows("v")
 
 
 # Few rows go nowhere where COPY does not ---
@@ -304,27 +269,3 @@ def test_types_are_asked_once_while_their_lock_is_held(ground: Ground, *, keeps_
             ground.sql("SET LOCAL lock_timeout = '10ms'; ALTER TABLE t ALTER v TYPE jsonb USING to_jsonb(v)")
     session.close()
     assert counts[2] == counts[1] == (2 if keeps_locks else 3)
-
-
-@pytest.mark.parametrize(("before", "after"), [("text", "jsonb"), ("jsonb", "text")])
-def test_a_column_that_becomes_json_while_few_rows_come(ground: Ground, before: str, after: str) -> None:
-    """The session looked at the types once; rows that were sent by what it knew are refused, and sent again."""
-    path = ground.create(f"o bigint, v {before}")
-    sink = Append(path, columns=["o", "v"])
-    session = Session(ground.engine, pipeline_mode=True)
-
-    def write(o: int) -> None:
-        with session.transaction() as tx:
-            tx.deferred.last = Last.SINK
-            with sink.open(tx) as writer:
-                writer.write([(o, "5")])
-
-    write(0)
-    ground.sql(f"ALTER TABLE t ALTER v TYPE {after} USING v::text::{after}")
-    with pytest.raises(CommitRefused) as refused:
-        write(1)
-    assert isinstance(refused.value.error, psycopg.errors.DivisionByZero)
-    write(1)
-    session.close(broken=True)
-    stored = '"5"' if after == "jsonb" else "5"
-    assert ground.value(f"count(*) FILTER (WHERE o = 1 AND v::text = '{stored}')") == 1

@@ -27,7 +27,6 @@ from seekpoint import Pipeline, Retry
 from seekpoint.kafka import config as kafka_config
 from seekpoint.kafka import ranges
 from seekpoint.pipeline.policy import Limits
-from seekpoint.sinks import small_append
 from seekpoint.worker import apply, loop, reader
 from seekpoint.worker.loop import Loop
 from seekpoint.worker.open_batch import OpenBatch
@@ -45,7 +44,6 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "queued_messages": (1, 100_000),  # below so many messages in the client's queue, it fetches more
     "read_ahead": (False, True),
     "small_batch": (0, 1, 100),  # records that are sent in one round trip with hold and advance, at most
-    "pipelined_rows": (0, 1, 20),
     "pool": ("two connections", "none kept", "default"),
     "jitter": (0.0, 0.5, 1.0),
 }
@@ -89,7 +87,6 @@ class Knobs:
         self._set("chunk", ranges.read_range.__kwdefaults__)
         self._set("chunk", ranges.RangeFollower.read_to.__kwdefaults__)
         self._set("small_batch", vars(apply), "MOST_RECORDS_IN_ONE_INSERT")
-        self._set("pipelined_rows", vars(small_append), "MOST_ROWS_PIPELINED")
         self._set("partition_fetch", kafka_config.DEFAULTS, "max.partition.fetch.bytes")
         self._set("queued_messages", kafka_config.DEFAULTS, "queued.min.messages")
         if drawn:
@@ -106,7 +103,6 @@ class Knobs:
         self._wrap(Reader, "read", self._read)
         self._wrap(Reader, "has_more", self._has_more)
         self._wrap(OpenBatch, "closes_within", self._closes_within)
-        self._wrap(small_append._Few, "write", self._write_few)
         self._wrap(Retry, "wait", self._wait)
 
     def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
@@ -156,10 +152,6 @@ class Knobs:
     def _closes_within(self, inner: Any, batch: OpenBatch, records: int, size: int) -> Any:
         self._note("small_batch", records)
         return inner(batch, records, size)
-
-    def _write_few(self, inner: Any, few: Any, rows: Any) -> Any:
-        self._note("pipelined_rows", few._most)
-        return inner(few, rows)
 
     def _wait(self, inner: Any, retry: Retry, *args: Any) -> Any:
         self._note("jitter", retry.jitter)

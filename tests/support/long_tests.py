@@ -21,7 +21,7 @@ from zlib import crc32
 import pytest
 
 LEAST_SECONDS = 2.0
-SURROUNDINGS = frozenset({"pipeline_mode", "protocol", "road", "strategy", "topic_id_way", "way"})
+SURROUNDINGS = frozenset({"protocol", "road", "strategy", "topic_id_way", "way"})
 """Names of the parameters under each of whose values a test attacks the same promise."""
 _BARE = "bare long"
 

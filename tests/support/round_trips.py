@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, event
 
-from seekpoint.postgres import pipelining
+from seekpoint.postgres import begin
 
 ANSWERS = ("ReadyForQuery", "CopyInResponse", "CopyOutResponse")  # what a client waits for before it continues
 
@@ -30,12 +30,12 @@ def overheard(engine: Engine) -> Iterator[set[str]]:
         return run(driver, *questions)
 
     event.listen(engine, "before_cursor_execute", note)
-    run, pipelining.rows_of = pipelining.rows_of, rows_of
+    run, begin.rows_of = begin.rows_of, rows_of
     try:
         yield texts
     finally:
         event.remove(engine, "before_cursor_execute", note)
-        pipelining.rows_of = run
+        begin.rows_of = run
 
 
 @dataclass

@@ -9,6 +9,7 @@ Give it to a test with a fixture of its own::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -21,7 +22,12 @@ from sqlalchemy import ColumnElement, Engine, column, select, table, text
 from seekpoint import Append, Ledger, Pipeline
 from seekpoint.errors import PartitionStopped
 from seekpoint.events import Observer
+from seekpoint.postgres.round_trip import StatementFailed, round_trip
+from seekpoint.postgres.session import Session, TransactionFailed
 from seekpoint.records import Partition, RawRecord
+from seekpoint.sinks.column_types import types_now
+from seekpoint.sinks.small_append import insert_of_all, knows_plain_table
+from seekpoint.sinks.target_table import recalled
 from seekpoint.testing import Processed, process, raw
 
 TOPIC = "orders"
@@ -158,3 +164,22 @@ def stopped_at(done: Processed, partition: int, offset: int) -> PartitionStopped
     assert len(stop.choices) == 3
     assert f"Ledger.reset_offset('{TOPIC}', {partition}, to={offset + 1}, log=None, lost='poison'" in str(stop)
     return stop
+
+
+def write_small(ground: Ground, sink: Append[Any, Any], columns: Sequence[str], rows: Sequence[Any]) -> None:
+    """Write the rows as a worker writes a small batch, on a connection that knows the table."""
+    session = Session(ground.engine)
+    try:
+        with session.transaction() as tx:
+            recalled(tx, sink.path)
+            types_now(tx.driver, sink.path)
+            statements = insert_of_all(tx, sink.path, columns, rows, sink.conversions)
+            if statements is None or not knows_plain_table(tx, sink.path):
+                with sink.open(tx) as writer:
+                    writer.write(rows)
+            else:
+                round_trip(tx.driver, statements)
+    except (StatementFailed, TransactionFailed) as failed:
+        raise failed.error from None
+    finally:
+        session.close(broken=True)

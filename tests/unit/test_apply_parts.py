@@ -32,9 +32,7 @@ class Tx:
     def __init__(self) -> None:
         self.rows: list[str] = []
         self.kept = 0
-        self.error: BaseException | None = None
-        self.last: Any = None
-        self.savepoints = self.deferred = self
+        self.savepoints = self
 
     def begin(self, *, keeps_locks: bool) -> None:
         self.keep()

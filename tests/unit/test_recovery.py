@@ -11,7 +11,7 @@ from psycopg import errors as pg
 
 from seekpoint import Partition, events
 from seekpoint.errors import Fenced, HandlerMisuse, KafkaUnavailable
-from seekpoint.postgres.session import CommitRefused, CommitUnanswered, DeferredFailure
+from seekpoint.postgres.session import CommitRefused, CommitUnanswered, SentRowsFailed
 from seekpoint.postgres.sqlstates import fault_of
 from seekpoint.records import Cause
 from seekpoint.testing import raw
@@ -121,12 +121,11 @@ def test_a_commit_that_may_pass_is_tried_again_and_then_searched() -> None:
     assert recovery.checks_deferred
 
 
-def test_a_deferred_error_is_a_records_where_the_statement_was() -> None:
-    recovery = recovery_for(DeferredFailure(pg.CheckViolation("no")), FIRST)
+def test_rows_that_left_with_the_advance_are_sent_again_as_a_whole() -> None:
+    recovery = recovery_for(SentRowsFailed(pg.CheckViolation("no")), FIRST)
     assert isinstance(recovery, Isolate)
-    assert recovery.known is not None
-    assert recovery.known.is_deferred, "it is run again with each statement awaited"
-    assert recovery_for(DeferredFailure(LOST), FIRST) == RunAgain(events.DatabaseTrouble(error=LOST), reconcile=True)
+    assert recovery.known is None, "by COPY, whose error names the row"
+    assert recovery_for(SentRowsFailed(LOST), FIRST) == RunAgain(events.DatabaseTrouble(error=LOST), reconcile=True)
 
 
 @pytest.mark.parametrize("error", [HandlerMisuse("no"), ValueError("no"), pg.UndefinedTable("no")])

@@ -78,15 +78,22 @@ def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) 
     return str(transaction)
 
 
-def advance(tx: GroupConnection, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
+def advance(
+    tx: GroupConnection, moves: Iterable[Move], transaction: str | None = None, rows: Sequence[Statement] = ()
+) -> list[Claim]:
     """Move the positions after the same comparison; after it a worker only records attempts, in the same transaction.
 
-    Returns the claims as they are after COMMIT. ``transaction`` is what :func:`hold` returned. Raises HandlerMisuse
-    where a COMMIT was sent in between: its rows cannot be rolled back, and a second attempt would write them twice.
-    Raises Fenced where claim or position are not the expected ones.
+    Returns the claims as they are after COMMIT. ``transaction`` is what :func:`hold` returned. The statements of
+    ``rows`` leave with it. Raises HandlerMisuse where a COMMIT was sent in between: its rows cannot be rolled back, and
+    a second attempt would write them twice. Raises Fenced where claim or position are not the expected ones.
     """
     ordered = sorted(moves, key=lambda m: m.claim.partition)
-    fenced(tx, sql.ADVANCE, {"transaction": transaction, **_moving(ordered)})
+    parameters = {"transaction": transaction, **_moving(ordered)}
+    with _fencing(tx):
+        if rows:
+            tx.run_with(sql.ADVANCE, rows, **parameters)
+        else:
+            tx.fetch_one(sql.ADVANCE, **parameters)
     return [_moved(move) for move in ordered]
 
 
@@ -101,7 +108,7 @@ def hold_and_advance(
     ordered = sorted(moves, key=lambda m: m.claim.partition)
     statement = sql.HOLD_AND_ADVANCE_17 if _is_17(tx) else sql.HOLD_AND_ADVANCE
     with _fencing(tx):
-        tx.run_first(statement, rows, **_moving(ordered), **_settings(tx, settings))
+        tx.run_with(statement, rows, **_moving(ordered), **_settings(tx, settings))
     return [_moved(move) for move in ordered]
 
 
@@ -151,8 +158,6 @@ def _fencing(tx: GroupConnection) -> Iterator[None]:
     try:
         yield
     except (DBAPIError, psycopg.Error) as error:
-        if tx.is_deferred(error):  # a handler's or a sink's error, whatever its text is
-            raise
         message = str(driver_error(error))
         if sqlstate(error) == INVALID_TEXT_REPRESENTATION and sql.REFUSAL in message:
             if sql.ENDED in message:

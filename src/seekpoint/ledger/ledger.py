@@ -100,12 +100,18 @@ class Ledger:
         """
         return hold(self.group_connection(tx), expected, self._settings)
 
-    def advance(self, tx: Connection, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
+    def advance(
+        self,
+        tx: Connection,
+        moves: Iterable[Move],
+        transaction: str | None = None,
+        rows: Sequence[Statement] = (),
+    ) -> list[Claim]:
         """Move the positions after the same comparison, or raise Fenced; after it a worker only records attempts.
 
-        Returns the claims as they are after COMMIT; use them only then.
+        The statements of ``rows`` leave with it. Returns the claims as they are after COMMIT; use them only then.
         """
-        return advance(self.group_connection(tx), moves, transaction)
+        return advance(self.group_connection(tx), moves, transaction, rows)
 
     def hold_and_advance(self, tx: Connection, moves: Iterable[Move], rows: Sequence[Statement]) -> list[Claim]:
         """Hold and advance by one statement, the transaction's first; the statements of ``rows`` leave with it.

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.base import Executable
 
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
-from seekpoint.postgres import pipelining
+from seekpoint.postgres import begin
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.round_trip import Statement, array
 
@@ -42,13 +42,13 @@ class SchemaConnection:
             return self.execute(statement, **parameters).one()
         return self.connection.fast_path(*self._for_driver(statement, parameters))
 
-    def run_first(self, statement: Executable, following: Sequence[Statement], **parameters: Any) -> None:
-        """Run the first statement of a transaction, with others that leave in the same round trip.
+    def run_with(self, statement: Executable, following: Sequence[Statement], **parameters: Any) -> None:
+        """Run a statement, and others that leave in the same round trip; those are for a worker's connection.
 
-        These are for a worker's connection. Their errors are deferred errors.
+        Raises StatementFailed for an error of the others.
         """
         if isinstance(self.connection, HandlerConnection):
-            self.connection.run_first(*self._for_driver(statement, parameters), following)
+            self.connection.run_with(*self._for_driver(statement, parameters), following)
         else:
             assert not following
             self.execute(statement, **parameters)
@@ -61,7 +61,7 @@ class SchemaConnection:
         """
         connection, driver = self.connection, cast("Any", self.connection.connection.driver_connection)
         try:
-            return pipelining.rows_of(driver, *(self._for_driver(*question) for question in questions))
+            return begin.rows_of(driver, *(self._for_driver(*question) for question in questions))
         except psycopg.Error as error:
             if driver.closed:  # else SQLAlchemy's ROLLBACK fails, and its error replaces this one
                 connection.invalidate(error)
@@ -71,10 +71,6 @@ class SchemaConnection:
         text = _compiled(statement, self.connection.dialect, self.schema)
         given = {name: array(value) if isinstance(value, list) else value for name, value in parameters.items()}
         return text, self._given(given)
-
-    def is_deferred(self, error: BaseException) -> bool:
-        """Whether it is a deferred error: of an earlier, pipelined statement."""
-        return isinstance(self.connection, HandlerConnection) and self.connection.deferred.error is error
 
     def _given(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         """The parameters of one statement."""

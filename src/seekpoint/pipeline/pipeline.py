@@ -58,7 +58,6 @@ class _Options(TypedDict, total=False):
     delay: timedelta | None
     strict: bool
     synchronous_commit: bool
-    pipeline_mode: bool
 
 
 class Pipeline(Generic[V, K]):
@@ -85,11 +84,6 @@ class Pipeline(Generic[V, K]):
 
     ``synchronous_commit=False`` is safe here: a crash of Postgres loses rows and offset together, and Kafka still has
     the records. It is not where other systems act on rows that they have read before that.
-
-    ``pipeline_mode``: statements of the handler that write and return no rows are sent without waiting for each answer;
-    one that needs an answer (rows, ``rowcount``, a savepoint, COPY) waits for all before it, and so does the end of
-    the handler. An error may be raised at a later line than its own; then the records are applied again, each statement
-    awaited, before any is blamed. ``pipeline_mode=False``: every statement is awaited, always.
 
     Raises ConfigError where the declaration contradicts itself.
     """
@@ -157,7 +151,6 @@ class Pipeline(Generic[V, K]):
         delay: timedelta | None = None,
         strict: bool = False,
         synchronous_commit: bool = True,
-        pipeline_mode: bool = True,
     ) -> None:
         self.group = _group(group)
         self.codecs = _codecs(topics, value)
@@ -167,7 +160,7 @@ class Pipeline(Generic[V, K]):
         self.writes = _several("writes", writes, str)
         self.version, self.start, self.strict = version, start, strict
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
-        self.delay, self.synchronous_commit, self.pipeline_mode = delay, synchronous_commit, pipeline_mode
+        self.delay, self.synchronous_commit = delay, synchronous_commit
         self.keep_key_order = bool(keep_key_order)
         self._check()
         self._require_key_order(keep_key_order)

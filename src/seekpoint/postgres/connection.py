@@ -11,14 +11,12 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import Connection, CursorResult, Engine, PoolProxiedConnection
+from sqlalchemy import Connection, Engine, PoolProxiedConnection
 
 from seekpoint.errors import HandlerMisuse
-from seekpoint.postgres.deferred import DeferredStatements
-from seekpoint.postgres.pipelining import PipelinedStatements, begin_with
-from seekpoint.postgres.round_trip import Statement
-from seekpoint.postgres.sent_statements import Sent
-from seekpoint.postgres.session_state import SessionState
+from seekpoint.postgres.begin import first_row
+from seekpoint.postgres.round_trip import Statement, StatementFailed, begin_and_run, with_values
+from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
 Misuse = Callable[[str], NoReturn]
 """Raises HandlerMisuse; called with what the handler has called."""
@@ -146,24 +144,19 @@ class HandlerConnection(Connection):
     reaches the server, because rows and offset would not be committed together (I1); also through the transaction, the
     driver's connection or an ORM session.
 
-    ``deferred`` are the transaction's statements that are not awaited one by one, ``savepoints`` its parts. ``sent`` is
-    what handlers sent in it; None where the driver's cursors are of another class, so that it is not known.
-    ``was_lent``: a handler has had the connection, so it never returns to the pool; ``was_lent_now``: in this
-    transaction.
+    ``savepoints`` are the transaction's parts. ``was_lent``: a handler has had the connection, so it never returns to
+    the pool; ``was_lent_now``: in this transaction.
     """
 
-    deferred: DeferredStatements
     savepoints: PartSavepoints
-    sent: Sent | None
     was_lent_now: bool
     was_lent = _is_lent = False
-    unsurveyed: SessionState | None = None  # to be read with the first statement of the next transaction
     _who = "the handler"
     _options: Any  # the execution options that it had when the transaction began
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self.begins(pipeline_mode=False)
+        self.begins()
         self._options = None  # set between here and BEGIN
 
     def _misuse(self, what: str) -> NoReturn:
@@ -201,32 +194,11 @@ class HandlerConnection(Connection):
         assert isinstance(driver, psycopg.Connection)
         return driver
 
-    def execute(self, *args: Any, **options: Any) -> Any:
-        """As in SQLAlchemy; the result's ``rowcount`` waits for the answer if it is asked."""
-        return self._run(super().execute, *args, **options)
-
-    def exec_driver_sql(self, *args: Any, **options: Any) -> Any:
-        """As in SQLAlchemy; the result's ``rowcount`` waits for the answer if it is asked."""
-        return self._run(super().exec_driver_sql, *args, **options)
-
-    def _run(self, execute: Callable[..., CursorResult[Any]], *args: Any, **options: Any) -> CursorResult[Any]:
-        if self._is_lent:
-            return self.deferred.run(execute, *args, **options)
-        self.deferred.catch_up()
-        return execute(*args, **options)
-
-    def begins(self, *, pipeline_mode: bool) -> None:
+    def begins(self) -> None:
         """Reset what belongs to one transaction, before the next one."""
-        driver = self.driver
-        self.deferred = DeferredStatements(driver, pipeline_mode=pipeline_mode)
-        self.savepoints = PartSavepoints(driver, self._begin_part)
-        self.was_lent_now, self.sent = False, None
+        self.savepoints = PartSavepoints(self.driver, self._restore_options)
+        self.was_lent_now = False
         self._options = self._execution_options
-
-    def _begin_part(self) -> None:
-        """In a part each statement is awaited, so that an error is the error of the statement that raised it."""
-        self.deferred.await_each()
-        self._restore_options()
 
     @contextmanager
     def lent(self, who: str = "the handler") -> Iterator[None]:
@@ -236,18 +208,12 @@ class HandlerConnection(Connection):
         restored before the handler begins and after it has ended.
         """
         self._who, driver = who, self.driver
-        self.deferred.forget()
         self._options = self._execution_options if self._options is None else self._options
         self._restore_options()
         self.was_lent = self.was_lent_now = self._is_lent = self.savepoints.is_lent = True
         try:
             with settings_kept(driver), ending_refused(driver, self._misuse), savepoints_ended(self):
-                if not PipelinedStatements.suits(driver):
-                    yield
-                    return
-                self.sent = self.sent or Sent()
-                with self.deferred.handler(self.sent):
-                    yield
+                yield
         finally:
             self._is_lent = False
             self._restore_options()
@@ -258,46 +224,36 @@ class HandlerConnection(Connection):
             self._execution_options = self._options
 
     def fast_path(self, statement: str, parameters: Mapping[str, Any]) -> Any:
-        """The only row of a ledger's statement, run by the driver itself, in one round trip with outstanding ones.
+        """The only row of a ledger's statement, run by the driver itself.
 
         BEGIN is sent with it where it is the transaction's first statement.
         """
-        if self.deferred.is_open:
-            return self.deferred.fetch_one(statement, parameters)
-        driver = self.driver
-        if driver.info.transaction_status == TransactionStatus.IDLE and psycopg.Pipeline.is_supported():
-            state, self.unsurveyed = self.unsurveyed, None
-            if state is None:
-                return begin_with(driver, (statement, parameters))[0]
-            survey, row = begin_with(driver, state.survey, (statement, parameters))
-            assert survey is not None
-            state.begin(survey)
-            return row
-        return driver.cursor(row_factory=tuple_row).execute(statement, parameters).fetchone()
+        return first_row(self.driver, (statement, parameters))
 
-    def run_first(self, statement: str, parameters: Mapping[str, Any], following: Sequence[Statement]) -> None:
-        """Run a ledger's statement, the transaction's first, and those that follow it, in one round trip with BEGIN."""
-        self.deferred.run_first(statement, parameters, following)
+    def run_with(self, statement: str, parameters: Mapping[str, Any], following: Sequence[Statement]) -> None:
+        """Run a ledger's statement, and those that follow it, in one round trip; also with BEGIN where none is open.
+
+        Raises the ledger's error as it is, and StatementFailed where those that follow may succeed when they are run
+        in another way.
+        """
+        driver = self.driver
+        try:
+            begin_and_run(driver, with_values(statement, parameters, driver.info.encoding), following)
+        except StatementFailed as failed:
+            if failed.number > 0 or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME:
+                raise
+            raise failed.error from None
 
     def check(self) -> None:
-        """Raise HandlerMisuse if a handler has ended or broken the transaction.
-
-        Outstanding answers are awaited first, unless they may wait for the ledger's next statement, which fails in a
-        transaction that has ended or is broken. A deferred error is raised here also where the handler has caught it:
-        it may have been raised at another statement, where an error was expected.
-        """
+        """Raise HandlerMisuse if a handler has ended or broken the transaction."""
         transaction = self.get_transaction()
         driver = None if self.closed else self.connection.driver_connection
         has_ended = transaction is None or not transaction.is_active or driver is None
-        if self.deferred.is_open and not has_ended:
-            if self.deferred.may_stay_open:
-                return
-            self.deferred.catch_up()
         status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
         if has_ended or status == TransactionStatus.IDLE:
             raise HandlerMisuse(
-                f"{self._who} ended the transaction it was lent; what it wrote before may be half done: remove COMMIT "
-                "and ROLLBACK from its code and its SQL, and compare its tables with these records"
+                f"{self._who} ended the transaction it was lent; what it wrote before may be half done: remove COMMIT, "
+                "ROLLBACK and PREPARE TRANSACTION from its code and its SQL, and compare its tables with these records"
             )
         if isinstance(driver, psycopg.Connection) and (
             status == TransactionStatus.ACTIVE or driver.info.pipeline_status != PipelineStatus.OFF
@@ -306,18 +262,11 @@ class HandlerConnection(Connection):
                 f"{self._who} left a command unfinished on the connection it was lent (a COPY, a pipeline, or a query "
                 "of pgconn whose results were not read): end it before the handler returns"
             )
-        if self.deferred.error is not None:  # even where a savepoint before it has undone the statement
-            raise self.deferred.error
         if status == TransactionStatus.INERROR:
             raise HandlerMisuse(
                 f"{self._who} caught a database error and continued: the transaction is broken, nothing was written. "
                 "Let the error out, or put the statement that may fail into `with tx.begin_nested():`"
             )
-
-    @property
-    def wrote_nothing(self) -> bool:
-        """Whether handlers had it in this transaction, and wrote no row as far as the driver can know."""
-        return self.was_lent_now and self.sent is not None and self.sent.wrote_nothing
 
     def drop(self) -> None:
         """Close the connection, which rolls its transaction back; the session opens another one."""

@@ -39,11 +39,11 @@ class Statement(NamedTuple):
 
 
 class StatementFailed(Exception):  # noqa: N818 -- control: the caller raises the error
-    """The statement of this number failed; those after it were not run."""
+    """The statement of this number failed; those after it were not run. ``results`` are those of all before it."""
 
-    def __init__(self, number: int, error: psycopg.Error) -> None:
+    def __init__(self, number: int, error: psycopg.Error, results: Sequence[PGresult] = ()) -> None:
         super().__init__(str(error))
-        self.number, self.error = number, error
+        self.number, self.error, self.results = number, error, results
 
 
 _BEGIN, _ROLLBACK = Statement("BEGIN ISOLATION LEVEL READ COMMITTED"), Statement("ROLLBACK")
@@ -68,7 +68,7 @@ def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement])
     for number, result in zip(sent, results, strict=False):
         if result.status == ExecStatus.FATAL_ERROR:
             known.clear()  # what was to be prepared after it is not
-            raise StatementFailed(number, error_from_result(result, encoding))
+            raise StatementFailed(number, error_from_result(result, encoding), results)
     return list(dict(zip(sent, results, strict=True)).values())
 
 

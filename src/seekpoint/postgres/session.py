@@ -1,6 +1,7 @@
 """One connection for a worker's transactions, one after another: the only one that it commits on (I1).
 
-Its errors say at which point a transaction failed: a deferred statement, COMMIT refused, COMMIT unanswered.
+Its errors say at which point a transaction failed: rows that were sent with the ledger's statement, COMMIT refused,
+COMMIT unanswered.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.postgres import pooler
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.session_state import NamedSettings, SessionState
+from seekpoint.postgres.round_trip import StatementFailed
+from seekpoint.postgres.session_state import SessionState, is_configured_by_code, require_committed
 from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.postgres.work_while_waiting import Work, work_while_waiting
@@ -84,8 +86,8 @@ class TransactionFailed(Exception):  # noqa: N818 -- control: the caller decides
         self.error = error
 
 
-class DeferredFailure(TransactionFailed):
-    """A pipelined statement failed: its deferred error says nothing about the line that raised it."""
+class SentRowsFailed(TransactionFailed):
+    """A statement that left together with the ledger's failed: its error names no row."""
 
 
 class CommitRefused(TransactionFailed):
@@ -104,57 +106,51 @@ def raised_by(error: Exception) -> Exception:
 class Session:
     """One connection for a worker's transactions, one after another; a new one after any failure.
 
-    ``pipeline_mode``: handlers' statements are sent without waiting for each answer. ``wire`` is the socket, which
-    another thread may cut.
+    ``wire`` is the socket, which another thread may cut.
 
-    ``lends``: handlers get the connection. Then the state of the session is read together with each COMMIT. Where it
-    differs from the state before, the connection is closed and replaced, and ``changed`` names the differences. It
-    never returns to the application's pool. ``hold_first``: each transaction begins with a statement by
-    :meth:`HandlerConnection.fast_path`; the state of the session is read in the same round trip.
+    ``lends``: handlers get the connection. Then the state of the session is read together with each COMMIT after a
+    handler. Where it differs from the state before, the connection is closed and replaced, and ``changed`` names the
+    differences; where it cannot be reset, it is always replaced. It never returns to the application's pool.
     """
 
     def __init__(
         self,
         engine: Engine,
         *,
-        pipeline_mode: bool = False,
         lends: bool = False,
-        hold_first: bool = False,
         wire: ConnectionSocket | None = None,
     ) -> None:
-        self._engine, self._pipeline_mode, self._lends, self._hold_first = engine, pipeline_mode, lends, hold_first
+        self._engine, self._lends = engine, lends
         self.wire = wire or ConnectionSocket()
         self._connection: HandlerConnection | None = None
         self._state: SessionState | None = None
-        self._known = NamedSettings()
+        self._serves_one_handler = False  # the connection is replaced after the first transaction with a handler
         self.changed: tuple[str, ...] = ()
 
     @contextmanager
     def transaction(self) -> Iterator[HandlerConnection]:
         """A READ COMMITTED transaction: committed at the end of the block, rolled back on any exception.
 
-        Raises DeferredFailure, CommitRefused or CommitUnanswered for errors at these points; other errors as they are.
+        Raises SentRowsFailed, CommitRefused or CommitUnanswered for errors at these points; other errors as they are.
         """
         self.changed, is_committing = (), False
         try:
             tx = self._connection or self._connect()
-            tx.begins(pipeline_mode=self._pipeline_mode)
+            tx.begins()
             transaction = tx.begin()
             yield tx
             is_committing = True
-            tx.deferred.catch_up()
             self.changed = self._commit(tx, transaction)
         except BaseException as error:
-            deferred = None if self._connection is None else self._connection.deferred.error
             self.close(broken=True)
             if not isinstance(error, Exception):
                 raise
+            if isinstance(error, StatementFailed):
+                raise SentRowsFailed(error.error) from error.error
             if is_committing:
                 raise (CommitUnanswered if connection_lost(error) else CommitRefused)(error) from error
-            if error is deferred:
-                raise DeferredFailure(error) from error
             raise
-        if self.changed:
+        if self.changed or (tx.was_lent_now and self._serves_one_handler):
             self.close(broken=True)
 
     def _connect(self) -> HandlerConnection:
@@ -162,34 +158,30 @@ class Session:
         tx.execution_options(isolation_level="READ COMMITTED")
         self.wire.connected(tx.driver)
         if self._lends and pooler.detect(tx) is None:  # a pooler gives each transaction another session
-            with tx.begin():  # engine events of the application may set something at BEGIN
-                sets = tx.driver.info.transaction_status != TransactionStatus.IDLE
-            self._state = SessionState(self._known)
-            if self._hold_first and not sets and psycopg.Pipeline.is_supported():
-                tx.unsurveyed = self._state
-            else:
-                self._state.ask(tx.driver)
+            self._serves_one_handler = is_configured_by_code(self._engine) or not psycopg.Pipeline.is_supported()
+            if not self._serves_one_handler:
+                with tx.begin():  # listeners of the application may set something at BEGIN
+                    pass
+                self._state = SessionState(tx.driver)
         return tx
 
     def _commit(self, tx: HandlerConnection, transaction: Transaction) -> tuple[str, ...]:
         """COMMIT; returns the names of what has changed on the session."""
-        driver, state = tx.deferred.driver, self._state
-        new: tuple[str, ...] = ()
-        found: list[str] = []
+        driver, state = tx.driver, self._state
+        changed: list[str] = []
         if state is not None and tx.was_lent_now:
-            new = () if tx.sent is None else self._known.learn(tx.sent)
-            driver.commit = lambda: found.extend(state.commit(driver))  # type: ignore[method-assign]
+            driver.commit = lambda: changed.extend(state.commit(driver))  # type: ignore[method-assign]
         else:
             driver.commit = partial(_send_commit, driver)  # type: ignore[method-assign]
         try:
             transaction.commit()
         finally:
             del driver.commit
-        return (*found, *new)
+        return tuple(changed)
 
     def close(self, *, broken: bool = False) -> None:
         """Give the connection back; a broken one is dropped instead: it may still be inside a transaction."""
-        connection, self._connection, self._state = self._connection, None, None
+        connection, self._connection, self._state, self._serves_one_handler = self._connection, None, None, False
         if connection is None:
             return
         self.wire.disconnected()
@@ -210,7 +202,4 @@ def _send_commit(driver: psycopg.Connection[Any]) -> None:
     result, *_ = driver.wait(generators.execute(driver.pgconn))
     if result.status == ExecStatus.FATAL_ERROR:
         raise error_from_result(result, driver.info.encoding)
-    if result.command_status != b"COMMIT":
-        raise psycopg.errors.InFailedSqlTransaction(
-            f"COMMIT was answered with {(result.command_status or b'').decode()}"
-        )
+    require_committed(result)

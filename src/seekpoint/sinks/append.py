@@ -1,4 +1,4 @@
-"""Append: every record becomes new rows, in the transaction that advances the position: by COPY, few by INSERT."""
+"""Append: every record becomes new rows, in the transaction that advances the position: by COPY."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ class Append(TableSink[V_contra, K_contra]):
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
-        """Open the COPY when the first row comes, or more than a few: only then are the columns of Structs known."""
-        from seekpoint.sinks.small_append import open_few  # noqa: PLC0415 -- a declaration needs no database driver
-        from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
+        """Open the COPY when the first row comes: only then are the columns of Structs known."""
+        from seekpoint.sinks.copy import open_copy  # noqa: PLC0415 -- a declaration needs no database driver
+        from seekpoint.sinks.target_table import recalled, rerun_if_changed  # noqa: PLC0415
 
-        with (
-            rerun_if_changed(tx, self.path),
-            open_few(tx, self.path, lambda: self.written, self.conversions) as writer,
-        ):
-            yield writer
+        with rerun_if_changed(tx, self.path):
+            secured = recalled(tx, self.path).is_secured
+            with open_copy(tx, self.path, lambda: self.written, allowed=self.conversions, by_insert=secured) as writer:
+                yield writer

@@ -116,13 +116,8 @@ def types_locked(driver: psycopg.Connection[Any], path: Sequence[str], locked: d
     return types
 
 
-def types_then(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
-    """The types when this session asked last; who relies on them asks SAME_TYPES before the transaction ends."""
-    return types_recalled(driver, path) or types_now(driver, path)
-
-
 def types_recalled(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types | None:
-    """The types when this session asked last; None where it has not asked yet."""
+    """The types when this session asked last, None where it has not; who relies on them asks SAME_TYPES, too."""
     known = _known.get(driver, {}).get(tuple(path))
     return None if known is None else known[1]
 

@@ -48,7 +48,6 @@ class Inserts(Writer):
             statement = insert(self._path, self._columns, len(rows))
             # Never prepared: the parameters' types would stay what they were when the table is altered.
             self._cursor.execute(statement, [value for row in rows for value in row], prepare=False)
-            _ = self._cursor.rowcount  # waits for the answer, also where a handler's statements are pipelined
 
 
 def _value(field: str) -> str | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from operator import add
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import psycopg
 from sqlalchemy import Result as StatementResult
@@ -34,7 +34,6 @@ from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import PROCESS_EXITS, Pipeline, shown_handler
 from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.deferred import Last
 from seekpoint.postgres.round_trip import Statement
 from seekpoint.postgres.sqlstates import (
     QUERY_CANCELED,
@@ -56,7 +55,6 @@ from seekpoint.worker.failure_policy import fail
 from seekpoint.worker.open_batch import BatchResult, OpenBatch, Written
 
 Rows = tuple[Row, ...]
-E = TypeVar("E", bound=BaseException)
 
 CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
 ONE_TOO_LONG = (
@@ -83,11 +81,10 @@ DecodedChunk = tuple[Sequence[RawRecord], Sequence[Row] | None, Sequence[Decoded
 class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
     """Some record of what was written failed; nothing of it remains.
 
-    ``named`` are those that failed, where they are known; else empty: it is one of them all. ``is_deferred``: an answer
-    of the database came later than it was due, so what failed is not known before it is run again. ``fault`` is
-    what the error says: other than DATA, it may be no record's fault at all. ``sink`` is the number of the sink whose
-    rows were refused; None where it was the handler, or is not known. ``blamed``: the error of each record, by its id,
-    where there are several.
+    ``named`` are those that failed, where they are known; else empty: it is one of them all. ``fault`` is what the
+    error says: other than DATA, it may be no record's fault at all. ``sink`` is the number of the sink whose rows were
+    refused; None where it was the handler, or is not known. ``blamed``: the error of each record, by its id, where
+    there are several.
     """
 
     def __init__(
@@ -96,13 +93,12 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
         cause: Cause,
         named: Sequence[RawRecord] = (),
         *,
-        is_deferred: bool = False,
         fault: Fault = Fault.DATA,
         sink: int | None = None,
         blamed: Mapping[str, BaseException] = MappingProxyType({}),
     ) -> None:
         super().__init__(one_line(error))
-        self.error, self.cause, self.named, self.is_deferred = error, cause, tuple(named), is_deferred
+        self.error, self.cause, self.named = error, cause, tuple(named)
         self.fault, self.sink, self._blamed = fault, sink, blamed
 
     def error_of(self, raw: RawRecord) -> BaseException:
@@ -159,8 +155,6 @@ def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mod
 
     Raises Failed where a record may be at fault; misuse, and a lost connection, as they are.
     """
-    if pipeline.handle is not None or len(pipeline.sinks) == 1:
-        tx.deferred.last = Last.SINK if pipeline.handle is None else Last.HANDLER
     rows_of = pipeline.rows_at_once if mode.is_bisecting else pipeline.streamed_rows
     chunks = _decoded(pipeline, batch.chunks(), batch, rows_of)
     if mode.is_bisecting:
@@ -169,7 +163,7 @@ def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mod
 
 
 class SmallBatch(NamedTuple):
-    """A closed batch as it is sent in one round trip: its rows' statements, which leave after hold and advance."""
+    """A closed batch whose rows' statements leave with the ledger's last one."""
 
     result: BatchResult
     statements: Sequence[Statement]
@@ -184,7 +178,6 @@ def small_batch(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mod
     sink = _only_append(pipeline)
     if (
         sink is None
-        or pipeline.keep_key_order
         or mode != FIRST
         or not knows_plain_table(tx, sink.path)
         or not batch.closes_within(MOST_RECORDS_IN_ONE_INSERT, MOST_BYTES)
@@ -238,8 +231,6 @@ def _apply_parts(
     error that may pass: the whole transaction is to be tried again first.
     """
     parts, failed = _Parts(tx, pipeline, records, batch, mode), mode.failed
-    if failed is not None and failed.is_deferred and len(records) == 1:
-        failed = None  # alone, and with each statement awaited, it may fail otherwise
     known = None if failed is None else PartFailure(failed, (), failed.is_timeout, failed.waited)
     for found in bisect(len(records), parts.run, strides, parts.admitted, known):
         parts.decide([records[n].raw for n in found.indexes], found.error)
@@ -403,18 +394,16 @@ def _handle(tx: HandlerConnection, handle: Handler, made: Sequence[DecodedRecord
         with tx.lent(who):
             returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
             tx.check()
-            _require_nothing(who, returned)  # within the block: an exception ends what was pipelined
+            _require_nothing(who, returned)
     except (ConfigError, *PROCESS_EXITS):
         raise
     except BaseException as error:
-        if tx.deferred.error is not None:
-            raise as_deferred(tx.deferred.error, error) from error
         if poison := poisons(error):
             raise _poisoned(error, poison, made) from error
         if _is_kept_off(error):
             raise HandlerMisuse(
-                f"{who} used pgconn while statements of its own had no answer yet ({error}): send the statement "
-                "with the connection it was lent, or declare Pipeline(pipeline_mode=False)"
+                f"{who} used pgconn while statements of its own had no answer yet ({error}): end the connection's "
+                "pipeline() first"
             ) from error
         if not is_database_error(error):
             raise Failed(error, Cause.HANDLER) from error
@@ -463,16 +452,6 @@ def _poisoned(error: BaseException, poison: Sequence[Poison], made: Sequence[Dec
             blamed.setdefault(raw.id, each)
             named.setdefault(raw.id, raw)
     return Failed(poison[0] if len(poison) == 1 else error, Cause.POISON, list(named.values()), blamed=blamed)
-
-
-def as_deferred(late: E, error: BaseException) -> E | Failed:
-    """What to raise where a pipelined statement has failed, and ``error`` came out, which may be that one.
-
-    A handler met the failure at another line, and may have taken it for that line's: what it raised says nothing.
-    """
-    if (fault := fault_of(late)) is None:
-        return late
-    return Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER, is_deferred=True, fault=fault)
 
 
 def _named(poison: Poison, made: Sequence[DecodedRecord]) -> list[RawRecord]:

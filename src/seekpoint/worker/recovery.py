@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from seekpoint import events
 from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped
-from seekpoint.postgres.session import CommitRefused, DeferredFailure, raised_by
+from seekpoint.postgres.session import CommitRefused, SentRowsFailed, raised_by
 from seekpoint.postgres.sqlstates import FEATURE_NOT_SUPPORTED, Fault, connection_lost, fault_of, is_transient, sqlstate
 from seekpoint.records import Cause, Partition, RawRecord
-from seekpoint.worker.apply import TRIES, Failed, Mode, as_deferred
+from seekpoint.worker.apply import TRIES, Failed, Mode
 
 STALE_PLAN = FEATURE_NOT_SUPPORTED  # "cached plan must not change result type": a fresh connection makes the plan again
 
@@ -67,8 +67,6 @@ Recovery = RunAgain | Isolate | DropPartitions | GiveUp
 def recovery_for(error: Exception, attempt: Mode) -> Recovery:
     """What the error asks for, after this attempt."""
     is_last = attempt.attempt >= TRIES
-    if isinstance(error, DeferredFailure):
-        error = as_deferred(error.error, error.error)
     match error:
         case Fenced():
             return DropPartitions(error.reason, gives_up=is_last)
@@ -78,14 +76,23 @@ def recovery_for(error: Exception, attempt: Mode) -> Recovery:
             return _of_failed(error, is_first=attempt.attempt == 1, is_last=is_last)
         case KafkaUnavailable() if not is_last:
             return RunAgain(events.KafkaTrouble(error=str(error)), ask_topic_ids=True)
-        case CommitRefused() if not attempt.checks_deferred and fault_of(error.error) is not None:
-            return _of_commit(error.error, is_last=is_last)
+        case SentRowsFailed() | CommitRefused():
+            return _of_refused(error, attempt, is_last=is_last)
         case _:
             return _of_any(raised_by(error), is_last=is_last)
 
 
-def _of_commit(error: Exception, *, is_last: bool) -> Recovery:
-    """A deferred constraint refused the rows, or the error may pass."""
+def _of_refused(refused: SentRowsFailed | CommitRefused, attempt: Mode, *, is_last: bool) -> Recovery:
+    """The rows of a small batch or a deferred constraint's, or the error may pass."""
+    error = refused.error
+    if (fault := fault_of(error)) is None or attempt.checks_deferred:
+        return _of_any(error, is_last=is_last)
+    if isinstance(refused, SentRowsFailed):
+        recovery = _of_failed(
+            Failed(error, Cause.DATABASE, fault=fault), is_first=attempt.attempt == 1, is_last=is_last
+        )
+        # The batch is tried again as a whole, by COPY: that may succeed, and its error names the record.
+        return recovery._replace(known=None) if isinstance(recovery, Isolate) else recovery
     if is_transient(error) and not is_last:
         return RunAgain(events.DatabaseTrouble(error=error))
     return Isolate(events.Bisecting(error=error), checks_deferred=True)

@@ -28,7 +28,7 @@ from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.apply import Mode, SmallBatch, apply, small_batch
 from seekpoint.worker.batch_size import BatchSize, ended_by_age
 from seekpoint.worker.bisect import Strides
-from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
+from seekpoint.worker.dead_letter_limits import BatchCounts, DeadLetterLimitCheck
 from seekpoint.worker.failure_policy import fail
 from seekpoint.worker.open_batch import BatchResult, DeadKeys, OpenBatch
 from seekpoint.worker.recovery import (
@@ -95,9 +95,7 @@ class Committer:
         self._stopwatch = stopwatch or Stopwatch()
         self._session = Session(
             ledger.engine,
-            pipeline_mode=pipeline.pipeline_mode,
             lends=pipeline.handle is not None,
-            hold_first=True,
             wire=ConnectionSocket(self._stopwatch, meanwhile),
         )
         self._dead_letters = DeadLetters(ledger)
@@ -170,24 +168,12 @@ class Committer:
         self._began = monotonic()
         self._announce(events.BatchOpened(attempt=mode.attempt))
         with self._session.transaction() as tx:
-            with self._stopwatch:
-                small = small_batch(tx, self._pipeline, batch, mode)
+            small = None if self._pipeline.keep_key_order else self._small_batch(tx, batch, mode)
             if small is not None:
                 result, moved = small.result, self._hold_and_advance(tx, small)
                 counts = self._limits.check(result, result.applied)
             else:
-                expected = self._owner.expected(batch.buffer.starts)
-                held, dead_keys = self._hold(tx, expected)
-                batch.buffer.held = frozenset(e.claim.partition for e in expected)
-                with self._stopwatch:
-                    result = apply(tx, self._pipeline, batch.blocking(dead_keys), mode, self._strides)
-                self._announce(events.Applied(records=result.applied))
-                counts = self._limits.check(result, result.applied)
-                self._insert_dead_letters(tx, result)
-                moved = self._ledger.advance(tx, result.moves, held) if result.moves else []
-                self._record_suspect_part(tx, result)
-                self._record_attempts(tx, result)
-                tx.deferred.catch_up()
+                result, moved, counts = self._step_by_step(tx, batch, mode)
             self._require_same_topics(result)
             self._announce(events.Advanced(spans=result.spans))
         self._owner.accept(moved)
@@ -196,12 +182,39 @@ class Committer:
         if batch.is_ordinary:
             self._size.committed(batch.buffer.records, seconds)
         self._announce(self._committed(result, seconds))
-        self._announce_handlers(tx, result, mode)
+        if self._session.changed:
+            self._announce(events.SessionReplaced(group=self._pipeline.group, changed=self._session.changed))
         for sink in self._upserts:
             if (changed := sink.strategy_changed()) is not None:
                 self._announce(changed)
         self._announce_dead_letters(result)
         return result
+
+    def _small_batch(self, tx: HandlerConnection, batch: OpenBatch, mode: Mode) -> SmallBatch | None:
+        with self._stopwatch:
+            return small_batch(tx, self._pipeline, batch, mode)
+
+    def _step_by_step(
+        self, tx: HandlerConnection, batch: OpenBatch, mode: Mode
+    ) -> tuple[BatchResult, list[Claim], BatchCounts]:
+        """Hold, apply, insert dead letters, advance, record attempts."""
+        expected = self._owner.expected(batch.buffer.starts)
+        held, dead_keys = self._hold(tx, expected)
+        batch.buffer.held = frozenset(e.claim.partition for e in expected)
+        batch = batch.blocking(dead_keys)
+        small = self._small_batch(tx, batch, mode) if self._pipeline.keep_key_order else None
+        if small is not None:
+            result, rows = small
+        else:
+            with self._stopwatch:
+                result, rows = apply(tx, self._pipeline, batch, mode, self._strides), ()
+        self._announce(events.Applied(records=result.applied))
+        counts = self._limits.check(result, result.applied)
+        self._insert_dead_letters(tx, result)
+        moved = self._ledger.advance(tx, result.moves, held, rows) if result.moves else []
+        self._record_suspect_part(tx, result)
+        self._record_attempts(tx, result)
+        return result, moved, counts
 
     def _committed(self, result: BatchResult, seconds: float) -> events.Committed:
         rows: dict[str, int] = {}
@@ -323,15 +336,6 @@ class Committer:
         assert identity is not None
         if mismatches := self._owner.topic_id_mismatches(identity, list(result.reads)):
             raise TopicIdMismatch(mismatches)
-
-    def _announce_handlers(self, tx: HandlerConnection, result: BatchResult, mode: Mode) -> None:
-        """Announce what is unexpected in the handler's part of a transaction, and no error."""
-        if changed := self._session.changed:
-            self._announce(events.SessionReplaced(group=self._pipeline.group, changed=changed))
-        if tx.wrote_nothing and not mode.is_bisecting:
-            self._announce(
-                events.HandlerWroteNothing(group=self._pipeline.group, spans=result.spans, records=result.applied)
-            )
 
     def _announce_dead_letters(self, result: BatchResult) -> None:
         for aside in result.dead_letters:

@@ -29,7 +29,6 @@ def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
         value=Bytes(),
         sinks=[_by_row(what["table"], what["name"])],
         synchronous_commit=what["durable"],
-        pipeline_mode=what["durable"],  # else each statement is awaited, and chunks come while the COPY is open
         on_poison="dead_letter",
         dead_letter_limits=DeadLetterLimits(consecutive=None, ratio=None),
     )

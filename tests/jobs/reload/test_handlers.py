@@ -289,9 +289,7 @@ def test_a_constraint_of_a_live_table_that_is_broken_is_no_records_fault(books: 
     assert books.rows() == booked(records)
 
 
-@pytest.mark.parametrize("pipeline_mode", [True, False])
-def test_an_error_that_comes_late_is_found_at_its_own_record(books: Books, pipeline_mode: bool) -> None:
-    """These statements are pipelined: their answers come later."""
+def test_an_error_of_one_statement_of_many_is_found_at_its_own_record(books: Books) -> None:
 
     def make(version: int) -> Handle:
         def handle(tx: Connection, batch: Any) -> None:
@@ -304,7 +302,7 @@ def test_an_error_that_comes_late_is_found_at_its_own_record(books: Books, pipel
         return handle
 
     records = [*RECORDS[:20], of(1, 2_600), *RECORDS[20:40], of(2, 2_700), *RECORDS[40:]]
-    options = {"on_poison": "dead_letter", "pipeline_mode": pipeline_mode}
+    options = {"on_poison": "dead_letter"}
     books.applied(records, make, **options)
     reloaded(books.reload(make(2), pipeline=options))
     assert books.rows()[0] == [row for row in booked(records, by=2)[0] if row[2] < 5_000]

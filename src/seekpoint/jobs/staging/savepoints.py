@@ -120,21 +120,15 @@ class Parts:
         self.outcome.dead_letters.sort(key=lambda aside: _place(aside.record))
         return self.outcome
 
-    def _write(self, part: Sequence[DecodedRecord], *, ahead: bool = True) -> None:
-        """All of them, or those that can be: halved until each of the others is alone, unless the database names them.
-
-        A handler's statements are pipelined at first; once something has failed, each is awaited.
-        """
+    def _write(self, part: Sequence[DecodedRecord]) -> None:
+        """All of them, or those that can be: halved until each other one is alone, unless the database names them."""
         while part := [one for one in part if not (self._held and self._holds(one.raw))]:
-            self._tx.begins(pipeline_mode=ahead and self._pipeline.handle is not None and self._pipeline.pipeline_mode)
-            failed, ahead = self._try(part), False
+            failed = self._try(part)
             if failed is None:
                 return
-            if failed.is_deferred:
-                continue
             if not failed.named and len(part) > 1:
                 middle = len(part) // 2
-                self._write(part[:middle], ahead=False)
+                self._write(part[:middle])
                 part = part[middle:]
                 continue
             bad = {_place(raw) for raw in failed.named} or {_place(part[0].raw)}
@@ -148,7 +142,7 @@ class Parts:
         try:
             write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
         except Failed as failed:
-            if failed.fault is Fault.TRANSIENT or (failed.fault is Fault.PROGRAM and not failed.is_deferred):
+            if failed.fault is not Fault.DATA:
                 raise failed.error from failed  # no record's fault
             savepoint.rollback()
             return failed

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
+import psycopg
+from psycopg import sql
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
@@ -135,6 +137,24 @@ def silence_notify(connection: Connection, staging: str) -> None:
     )
 
 
+class _SilentCursor(psycopg.Cursor[Any]):
+    """Refuses NOTIFY by psycopg's own cursor; of SQLAlchemy's statements it is left out before they are sent."""
+
+    def __init__(self, group: str, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._group = group
+
+    def execute(self, query: Any, *args: Any, **options: Any) -> Self:
+        """As psycopg's; raises HandlerMisuse for NOTIFY."""
+        text = query.as_string(self) if isinstance(query, sql.Composable) else str(query)
+        if _NOTIFY.match(text):
+            raise HandlerMisuse(
+                f"the handler of group {self._group!r} sent NOTIFY by psycopg's own cursor, which would reach live "
+                "listeners in a rebuild: send it by tx.execute(), or by SELECT pg_notify(...); nothing was kept"
+            )
+        return super().execute(query, *args, **options)
+
+
 class Redirect:
     """Redirects one group's handler to the copies in a run's schema."""
 
@@ -169,19 +189,16 @@ class Redirect:
         event.listen(tx, "before_cursor_execute", self._rewrite, retval=True)
         try:
             before = tx.execute(_LEAD, {"staging": self._staging}).one().before
+            driver: Any = tx.connection.driver_connection
+            driver.cursor_factory = self._cursor  # until the handler returns
             yield
-            self._require_silence(tx)
             tx.execute(_LEAD_BACK, {"before": before})
         finally:
             event.remove(tx, "before_cursor_execute", self._rewrite)
             tx.execution_options(schema_translate_map=given)
 
-    def _require_silence(self, tx: Connection) -> None:
-        if getattr(getattr(tx, "sent", None), "notifies", False):
-            raise HandlerMisuse(
-                f"the handler of group {self._group!r} sent NOTIFY by psycopg's own cursor, which would reach live "
-                "listeners in a rebuild: send it by tx.execute(), or by SELECT pg_notify(...); nothing was kept"
-            )
+    def _cursor(self, *args: Any, **options: Any) -> psycopg.Cursor[Any]:
+        return _SilentCursor(self._group, *args, **options)
 
     def _rewrite(
         self, _connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool

@@ -1,16 +1,14 @@
-"""A handler's statements are pipelined: fewer round trips, and otherwise nothing that a handler could notice."""
+"""What a handler sends on the connection it is lent: answers, errors and savepoints, and the round trips of a batch."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, Table, Text, create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
@@ -20,7 +18,8 @@ from seekpoint import Append, Batch, Pipeline, Poison, events
 from seekpoint import Text as Utf8
 from seekpoint.errors import HandlerMisuse, PoisonStop
 from seekpoint.records import Cause
-from seekpoint.sinks.small_append import MOST_RECORDS_IN_ONE_INSERT, MOST_ROWS_PIPELINED
+from seekpoint.sinks.insert import ROWS
+from seekpoint.sinks.small_append import MOST_RECORDS_IN_ONE_INSERT
 from seekpoint.testing import Processed, process
 from support.fixtures import NewEngine
 from support.ledger_desk import backend, wait_until_blocked
@@ -78,6 +77,12 @@ class Counter:
         for r in batch:
             tx.execute(self.insert, {"id": r.offset, "v": r.value})
 
+    def each_in_a_pipeline(self, tx: Tx, batch: Batch[Any, Any]) -> None:
+        """As :meth:`each`, in a pipeline of the driver's."""
+        with driver(tx).pipeline():
+            for r in batch:
+                driver(tx).execute(f"INSERT INTO {self.t} VALUES (%s, %s)", (r.offset, r.value))
+
     def rows(self) -> list[tuple[Any, ...]]:
         return self.ground.rows("id", "v")
 
@@ -90,64 +95,20 @@ def counter(seekpoint_engine: Engine, seekpoint_schema: str, group: str) -> Coun
 HUNDRED = [f"v{n}" for n in range(100)]
 
 
-# -- round trips --------------------------------------------------------------------------------------------------
+# -- a pipeline --------------------------------------------------------------------------------------------------
 
 
-def by_one_cursor(counter: Counter, tx: Tx, batch: Batch[Any, Any]) -> None:
-    statement = sql.SQL("INSERT INTO {} VALUES (%s, %s)").format(sql.Identifier(counter.ground.schema, "t"))
-    with driver(tx).cursor() as cursor:
-        for r in batch:
-            cursor.execute(statement, (r.offset, r.value))
+def test_a_pipeline_of_the_handlers_own_is_one_round_trip(counter: Counter) -> None:
+    assert counter.run(counter.each_in_a_pipeline, *HUNDRED).records == 100
+    assert counter.trips == [1]
+    assert counter.rows() == list(enumerate(HUNDRED))
 
 
-def by_core(counter: Counter, tx: Tx, batch: Batch[Any, Any]) -> None:
-    for r in batch:
-        tx.execute(counter.table.insert(), {"id": r.offset, "v": r.value})
-
-
-def by_driver_sql(counter: Counter, tx: Tx, batch: Batch[Any, Any], send: Any = None) -> None:
-    for r in batch:
-        (send or tx.exec_driver_sql)(f"INSERT INTO {counter.t} VALUES (%s, %s)", (r.offset, r.value))
-
-
-def by_driver(counter: Counter, tx: Tx, batch: Batch[Any, Any]) -> None:
-    by_driver_sql(counter, tx, batch, driver(tx).execute)
-
-
-@pytest.mark.parametrize("write", [Counter.each, by_core, by_driver_sql, by_driver, by_one_cursor])
-def test_statements_that_write_do_not_wait_for_one_another(counter: Counter, write: Any) -> None:
-    assert counter.run(partial(write, counter), *HUNDRED).records == 100
-    assert counter.trips == [0], "the answers are awaited after the handler"
-    assert counter.rows() == [(n, v) for n, v in enumerate(HUNDRED)]
-
-
-def test_pipeline_mode_can_be_switched_off(counter: Counter) -> None:
-    counter.run(counter.each, *HUNDRED, pipeline_mode=False)
-    assert counter.trips[0] >= 100, "one each, and those that prepare it"
-    assert len(counter.rows()) == 100
-
-
-def test_lists_go_ahead_like_single_rows(counter: Counter) -> None:
-    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
-        half = len(batch) // 2
-        rows = [{"id": r.offset, "v": r.value} for r in batch]
-        tx.execute(counter.insert, rows[:half])
-        tx.execute(counter.table.insert(), rows[half:])
-
-    counter.run(handle, *HUNDRED)
-    assert counter.trips == [0]
-    assert len(counter.rows()) == 100
-
-
-def test_a_question_and_what_was_sent_before_it_are_one_round_trip(counter: Counter) -> None:
-    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
-        for r in batch:
-            tx.execute(counter.insert, {"id": r.offset, "v": r.value})
-            count = tx.execute(text(f"SELECT count(*) FROM {counter.t}")).scalar_one()
-            assert count == r.offset + 1, "it sees what was sent before"
-
-    counter.run(handle, *HUNDRED[:10])
-    assert counter.trips == [10]
+def test_a_bad_row_in_a_pipeline_is_its_own_records_fault(counter: Counter) -> None:
+    stop = stopped_at(counter.run(counter.each_in_a_pipeline, *HUNDRED[:40], "bad", *HUNDRED[41:]), 0, 40)
+    assert isinstance(stop, PoisonStop)
+    assert (stop.failure.cause, stop.failure.sqlstate) == (Cause.DATABASE, "23514")
+    assert counter.rows() == list(enumerate(HUNDRED[:40]))
 
 
 # -- answers ------------------------------------------------------------------------------------------------------
@@ -330,7 +291,6 @@ def test_a_bad_row_in_the_middle_is_its_own_records_fault(counter: Counter, asks
     stop = stopped_at(counter.run(handle, *values), 0, 40)
     assert isinstance(stop, PoisonStop)
     assert (stop.failure.cause, stop.failure.sqlstate) == (Cause.DATABASE, "23514")
-    assert "perhaps of an earlier statement" not in str(stop)
     assert counter.rows() == [(n, f"v{n}") for n in range(40)]
     assert counter.calls[:2] == [100, 50]
 
@@ -356,8 +316,8 @@ def test_a_handler_that_names_the_record_at_hand_names_the_right_one(counter: Co
     assert len(counter.rows()) == count // 2
 
 
-def test_what_a_handler_raises_by_itself_is_no_late_error(counter: Counter) -> None:
-    """Nothing is run again where every answer was good."""
+def test_only_the_record_that_a_handler_names_is_left_out(counter: Counter) -> None:
+    """No other batch is tried to find it."""
 
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         counter.each(tx, batch)
@@ -371,8 +331,7 @@ def test_what_a_handler_raises_by_itself_is_no_late_error(counter: Counter) -> N
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_late_error_that_is_caught_is_heard_as_ever(counter: Counter, count: int) -> None:
-    """Caught at another statement, it may be no misuse: each statement is awaited then, and it turns out to be one."""
+def test_an_error_that_is_caught_is_heard(counter: Counter, count: int) -> None:
 
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         for _ in batch:
@@ -385,8 +344,7 @@ def test_a_late_error_that_is_caught_is_heard_as_ever(counter: Counter, count: i
     assert counter.rows() == []
 
 
-def test_a_late_error_that_an_innocent_savepoint_meets_is_the_records(counter: Counter) -> None:
-    """The handler gives up what may fail, and meets there what went wrong before it: no misuse, a bad record."""
+def test_an_error_before_a_savepoint_is_the_records(counter: Counter) -> None:
 
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         for r in batch:
@@ -411,7 +369,7 @@ def test_the_transaction_is_not_ended_by_the_handler(counter: Counter, ends: Cal
     assert counter.rows() == []
 
 
-def test_a_commit_after_a_deferred_error_is_no_reason_to_try_again(counter: Counter) -> None:
+def test_a_commit_by_a_statement_is_no_reason_to_try_again(counter: Counter) -> None:
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         counter.each(tx, batch)
         driver(tx).execute("COMMIT")
@@ -530,19 +488,6 @@ def test_a_session_that_was_ended_while_answers_were_outstanding(counter: Counte
     assert counter.rows() == [(0, "v0"), (1, "v1"), (1000, "ours")]
 
 
-def test_nothing_of_it_outlives_the_handler(counter: Counter) -> None:
-    kept: list[Any] = []
-
-    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
-        counter.each(tx, batch)
-        kept.append(driver(tx).cursor())
-        kept.append(tx.execute(text(f"UPDATE {counter.t} SET v = 'late'")))
-
-    counter.run(handle, "v0", "v1")
-    assert kept[1].rowcount == 2
-    assert kept[0].connection.cursor_factory is psycopg.Cursor
-
-
 # -- the whole unit of work ---------------------------------------------------------------------------------------
 
 
@@ -572,28 +517,24 @@ KEYS = {"keep_key_order": True, "on_poison": "dead_letter"}
 
 
 @pytest.mark.parametrize(
-    ("count", "by", "options", "expected"),
+    ("count", "options", "expected"),
     [
-        (1, "sink", {}, 2),
-        (MOST_RECORDS_IN_ONE_INSERT, "sink", {}, 2),
-        (MOST_RECORDS_IN_ONE_INSERT + 1, "sink", {}, 6),
-        (MOST_ROWS_PIPELINED, "sink", KEYS, 4),
-        (MOST_ROWS_PIPELINED + 1, "sink", KEYS, 7),
-        (30, "handler", {}, 3),
-        (1, "sink", {"pipeline_mode": False}, 6),
+        (1, {}, 2),
+        (MOST_RECORDS_IN_ONE_INSERT, {}, 2),
+        (MOST_RECORDS_IN_ONE_INSERT + 1, {}, 6),
+        (MOST_RECORDS_IN_ONE_INSERT, KEYS, 4),
+        (MOST_RECORDS_IN_ONE_INSERT + 1, KEYS, 7),
     ],
-    ids=["one row", "small", "by COPY", "few rows in key order", "in key order", "by a handler", "each awaited"],
+    ids=["one row", "small", "by COPY", "small in key order", "in key order"],
 )
-def test_round_trips_of_a_batch(counter: Counter, count: int, by: str, options: dict[str, Any], expected: int) -> None:
-    """Small: BEGIN, hold, advance and rows; COMMIT. Else BEGIN with hold, the last writes with advance, COMMIT."""
-    how: dict[str, Any] = {"sinks": [counter.sink]} if by == "sink" else {"handle": counter.each}
-    assert unit_of_work(counter, count, **how, **options) == expected
+def test_round_trips_of_a_batch(counter: Counter, count: int, options: dict[str, Any], expected: int) -> None:
+    """Small: BEGIN, hold, advance and rows; COMMIT. Else BEGIN with hold, the writes, advance, COMMIT."""
+    assert unit_of_work(counter, count, sinks=[counter.sink], **options) == expected
     assert len(counter.rows()) == 2 * count
 
 
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_a_bad_row_among_few_is_its_own_records_fault(counter: Counter, count: int) -> None:
-    """It surfaces at advance; COPY says then which one it is."""
     values = [f"v{n}" for n in range(count)]
     values[count // 2] = "bad"
     stop = stopped_at(counter.append(*values), 0, count // 2)
@@ -631,7 +572,7 @@ def test_a_row_that_speaks_like_the_fence_is_no_refusal(counter: Counter, by: st
     assert counter.ground.rows("n", name="numbers") == [(1,)]
 
 
-@pytest.mark.parametrize("words", ['INSERT INTO "', "WITH moving"])
+@pytest.mark.parametrize("words", ['COPY "', "WITH moving"])
 def test_a_connection_cut_between_rows_and_offset(
     counter: Counter, proxy: PostgresProxy, new_engine: NewEngine, words: str
 ) -> None:
@@ -659,12 +600,13 @@ def test_values_mean_the_same_in_few_rows_and_in_many(counter: Counter) -> None:
     ]  # fmt: skip
     for n, (kind, value) in enumerate(made):
         found = []
-        for rows in (1, MOST_ROWS_PIPELINED + 1):
+        for rows in (1, ROWS + 1):
             name = f"t_{n}_{rows}"
             counter.ground.create(f'"a%b" {kind}', name)
             sink = Append((counter.ground.schema, name), columns=["a%b"], rows=repeated((value,), rows))
             pipeline = Pipeline(f"{counter.group}-{name}", topics="orders", value=Utf8(), sinks=[sink])
-            done = counter.process(pipeline, "x")
+            counter.process(pipeline, "x")  # the connection knows the table from here on
+            done = counter.ground.process(pipeline, *orders(b"x", start=1))
             states = [stop.failure.sqlstate for stop in done.stopped.values() if isinstance(stop, PoisonStop)]
             found.append((counter.ground.rows("a%b", name=name)[:1], states))
         assert repr(found[0]) == repr(found[1]), (kind, value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import URL, Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Batch, Poison
@@ -337,6 +337,68 @@ def test_what_the_hosts_engine_events_set_is_there_in_each_batch(service: Servic
         assert service.changed() == [("setting work_mem",)]
     else:
         assert len(set(service.backends)) == 5
+
+
+def by_creator(url: URL, new_engine: NewEngine) -> Engine:
+    def create() -> psycopg.Connection[Any]:
+        connection = psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False))
+        connection.execute("SET app.tenant = 'host'")
+        connection.commit()
+        return connection
+
+    return new_engine(url, creator=create)
+
+
+def by_do_connect(url: URL, new_engine: NewEngine) -> Engine:
+    def do_connect(_dialect: Any, _record: Any, args: Any, options: Any) -> psycopg.Connection[Any]:
+        connection: psycopg.Connection[Any] = psycopg.connect(*args, **options)
+        connection.execute("SET app.tenant = 'host'")
+        connection.commit()
+        return connection
+
+    engine = new_engine(url)
+    event.listen(engine, "do_connect", do_connect)
+    return engine
+
+
+def by_client_encoding(url: URL, new_engine: NewEngine) -> Engine:
+    return new_engine(url, client_encoding="latin1")
+
+
+def by_options(url: URL, new_engine: NewEngine) -> Engine:
+    return new_engine(url, connect_args={"options": "-c app.tenant=host"})
+
+
+@pytest.mark.parametrize(
+    ("make", "setting", "value", "connections"),
+    [
+        (by_creator, "app.tenant", "host", 3),
+        (by_do_connect, "app.tenant", "host", 3),
+        (by_client_encoding, "client_encoding", "LATIN1", 3),
+        (by_options, "app.tenant", "host", 1),
+    ],
+)
+def test_what_a_connection_was_made_with_is_there_in_each_batch(  # noqa: PLR0917 -- fixtures
+    service: Service,
+    new_engine: NewEngine,
+    make: Callable[[URL, NewEngine], Engine],
+    setting: str,
+    value: str,
+    connections: int,
+) -> None:
+    """I1: a default is restored by RESET ALL; after code of the host's, each batch has a connection of its own."""
+    service.engine = make(service.engine.url, new_engine)
+    found: list[Any] = []
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        found.append(tx.exec_driver_sql(f"SELECT current_setting('{setting}')").scalar())
+        tx.exec_driver_sql("SET app.tenant = 'handler'")
+        service.insert(tx, batch)
+
+    service.run(handle, ["a"], ["b"], ["c"])
+    assert found == [value] * 3
+    assert len(set(service.backends)) == connections
+    assert service.changed() == []
 
 
 def test_commit_and_the_question_are_one_round_trip(service: Service) -> None:

@@ -76,7 +76,8 @@ class ConsumerCheck:
                 self._take(self._answer)
             return
         last = max(self._client.heard, self._answered_at)
-        if monotonic() - last >= (DOUBT if self._doubted_at > last else EVERY):
+        # A message ends no doubt: the client may have had it before it forgot its brokers.
+        if monotonic() - last >= (DOUBT if self._doubted_at > self._answered_at else EVERY):
             self._ask()
 
     def _ask(self) -> None:
@@ -88,8 +89,11 @@ class ConsumerCheck:
 
     def _take(self, answer: Future[bool]) -> None:
         self._answer = None
-        if answer.result() or self._client.heard > self._asked_at:
+        if answer.result():
             self._answered_at, self._failures = monotonic(), 0
+            return
+        if self._client.heard > self._asked_at:  # it was busy, and is asked again if there is a doubt
+            self._failures = 0
             return
         self._failures += 1
         if self._failures == 1:  # the brokers may have been away in the middle of the question

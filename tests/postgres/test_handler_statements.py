@@ -111,6 +111,40 @@ def test_a_bad_row_in_a_pipeline_is_its_own_records_fault(counter: Counter) -> N
     assert counter.rows() == list(enumerate(HUNDRED[:40]))
 
 
+@pytest.mark.parametrize("catches", ["once", "each"])
+def test_an_error_that_is_caught_in_a_pipeline_is_heard(counter: Counter, catches: str) -> None:
+    """The server skips the rest of the pipeline: what the driver raises then is no lost connection."""
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        caught = 0
+        with driver(tx).pipeline():
+            for r in batch:
+                try:
+                    driver(tx).execute(f"INSERT INTO {counter.t} VALUES (%s, %s)", (r.offset, r.value))
+                    if r.value == "bad":
+                        driver(tx).execute("SELECT 1").fetchone()
+                except psycopg.Error:
+                    caught += 1
+                    if catches == "once" and caught > 1:
+                        raise
+
+    with pytest.raises(HandlerMisuse, match="caught a database error and continued"):
+        counter.run(handle, "v0", "bad", "v2", "v3")
+    assert counter.calls == [4]
+    assert counter.rows() == []
+
+
+def test_a_pipeline_in_a_savepoint_may_fail(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        with suppress(psycopg.Error), tx.begin_nested():
+            counter.each_in_a_pipeline(tx, batch)
+        tx.execute(counter.insert, {"id": 50, "v": "after"})
+
+    assert counter.run(handle, "v0", "bad", "v2").records == 3
+    assert counter.calls == [3]
+    assert counter.rows() == [(50, "after")]
+
+
 # -- answers ------------------------------------------------------------------------------------------------------
 
 

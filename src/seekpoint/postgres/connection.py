@@ -263,10 +263,14 @@ class HandlerConnection(Connection):
                 "of pgconn whose results were not read): end it before the handler returns"
             )
         if status == TransactionStatus.INERROR:
-            raise HandlerMisuse(
-                f"{self._who} caught a database error and continued: the transaction is broken, nothing was written. "
-                "Let the error out, or put the statement that may fail into `with tx.begin_nested():`"
-            )
+            raise self.error_was_caught()
+
+    def error_was_caught(self) -> HandlerMisuse:
+        """What to raise where a handler has caught an error of the transaction."""
+        return HandlerMisuse(
+            f"{self._who} caught a database error and continued: the transaction is broken, nothing was written. Let "
+            "the error out, or put the statement that may fail into `with tx.begin_nested():`"
+        )
 
     def drop(self) -> None:
         """Close the connection, which rolls its transaction back; the session opens another one."""

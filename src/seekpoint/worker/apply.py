@@ -405,6 +405,8 @@ def _handle(tx: HandlerConnection, handle: Handler, made: Sequence[DecodedRecord
                 f"{who} used pgconn while statements of its own had no answer yet ({error}): end the connection's "
                 "pipeline() first"
             ) from error
+        if isinstance(driver_error(error), psycopg.errors.PipelineAborted):  # it caught the first error of a pipeline
+            raise tx.error_was_caught() from error
         if not is_database_error(error):
             raise Failed(error, Cause.HANDLER) from error
         if (fault := fault_of(error)) is None:

@@ -27,21 +27,25 @@ def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
         what["group"],
         topics=what["topic"],
         value=Bytes(),
-        sinks=[_by_row(what["table"], what["name"])],
+        sinks=[_by_row(Append if what["durable"] else _ByCopy, what["table"], what["name"])],
         synchronous_commit=what["durable"],
         on_poison="dead_letter",
         dead_letter_limits=DeadLetterLimits(consecutive=None, ratio=None),
     )
 
 
-def _by_row(table: str, name: str) -> Append[bytes, Any]:
+class _ByCopy(Append[bytes, Any]):
+    """Chunks come while the COPY is open: a small batch is sent at once for ``Append`` itself alone."""
+
+
+def _by_row(sink: type[Append[bytes, Any]], table: str, name: str) -> Append[bytes, Any]:
     def row(record: Record[bytes, Any]) -> tuple[str, int, int, str]:
         if record.value == POISON:
             raise Poison("broken", record)
         _crash_at([record.value])
         return record.topic, record.partition, record.offset, "refused" if record.value == REFUSED else name
 
-    return Append(table, columns=[*ORIGINS, "worker"], row=row)
+    return sink(table, columns=[*ORIGINS, "worker"], row=row)
 
 
 def _crash_at(values: Sequence[bytes | None]) -> None:

@@ -3,7 +3,8 @@
 python tests/chaos/worker/freezes.py --freezes 30 --seed N
 
 Clients have librdkafka's own settings, and workers their default limits. A broker that was frozen for longer than
-``broker.session.timeout.ms`` (nine seconds) answers that there are no brokers until it is let in again.
+``broker.session.timeout.ms`` (nine seconds) answers that there are no brokers until it is let in again. A consumer
+that forgot them is replaced; where it cannot leave its group, the group waits for it until its session ends.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -47,13 +49,15 @@ BROKER = {
 WORKERS, PARTITIONS = 2, 4
 SHORTEST, LONGEST = 2.0, 20.0  # seconds of a freeze
 SOON = 15.0  # seconds in which every worker must have committed after the thaw
+SESSION = 45.0  # librdkafka's session.timeout.ms: a group waits as long for a consumer that could not leave
 
 
 class Commits:
-    """When each worker has committed last; an observer for each."""
+    """When each worker has committed last, and has replaced its consumer last; an observer for each."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
+        self._replaced: dict[str, float] = {}
         self._changed = threading.Condition()
 
     def of(self, name: str) -> Callable[[events.Event], None]:
@@ -64,8 +68,16 @@ class Commits:
                 with self._changed:
                     self._last[name] = monotonic()
                     self._changed.notify_all()
+            elif isinstance(event, events.KafkaTrouble) and "two questions of the consumer" in event.error:
+                with self._changed:
+                    self._replaced[name] = monotonic()
 
         return note
+
+    def replaced(self, since: float) -> set[str]:
+        """The workers that have replaced their consumer since then."""
+        with self._changed:
+            return {name for name, moment in self._replaced.items() if moment >= since}
 
     def missing(self, names: list[str], since: float, within: float) -> list[str]:
         """Wait until all of these have committed since then; those that have not, after so many seconds."""
@@ -117,9 +129,9 @@ class Groups:
         return len(self._book.written(topic)) >= len(stream.stored)
 
 
-def run(freezes: int, seed: int, *, longest: float = LONGEST, show: Callable[[str], None] = print) -> float:
-    """Freeze so often; returns the longest time from a thaw to the last worker's commit. Raises AssertionError."""
-    chance, worst, pause = random.Random(seed), 0.0, threading.Event()
+def run(freezes: int, seed: int, *, longest: float = LONGEST, show: Callable[[str], None] = print) -> int:
+    """Freeze so often; returns how many consumers were replaced. Raises AssertionError."""
+    chance, worst, replaced, pause = random.Random(seed), 0.0, 0, threading.Event()
     show(f"freezes: seed {seed}")
     with ExitStack() as servers:
         pair = servers.enter_context(start_pair(own=True, properties=BROKER))
@@ -131,24 +143,45 @@ def run(freezes: int, seed: int, *, longest: float = LONGEST, show: Callable[[st
             with groups.load():
                 assert not groups.commits.missing(groups.names, monotonic(), 60), "each worker commits at first"
                 for number in range(1, freezes + 1):
-                    frozen = chance.uniform(SHORTEST, longest)
-                    seconds, late = _freeze(pair, groups, frozen)
-                    worst = max(worst, seconds)
-                    show(f"{number:3}/{freezes}  frozen for {frozen:4.1f} s, all commit after {seconds:4.1f} s")
-                    assert not late, f"seed {seed}, freeze {number}: no commit within {SOON:g} s of {', '.join(late)}"
+                    freeze = _freeze(pair, groups, chance.uniform(SHORTEST, longest))
+                    show(f"{number:3}/{freezes}  {freeze}")
+                    assert not freeze.late, f"seed {seed}, freeze {number}: no commit of {', '.join(freeze.late)}"
+                    worst, replaced = max(worst, freeze.committed_after), replaced + len(freeze.replaced)
                     pause.wait(chance.uniform(0.5, 3.0))
-    show(f"worst: {worst:.1f} s")
-    return worst
+    show(f"worst: {worst:.1f} s; {replaced} consumers replaced")
+    return replaced
 
 
-def _freeze(pair: Pair, groups: Groups, seconds: float) -> tuple[float, list[str]]:
-    """Seconds from the thaw to the last worker's commit, and the workers that have not committed in time."""
+@dataclass(frozen=True)
+class Freeze:
+    """What became of one freeze, in seconds; ``late``: the workers that have not committed in time."""
+
+    seconds: float
+    committed_after: float
+    replaced: set[str]
+    late: list[str]
+
+    def __str__(self) -> str:
+        replaced = f", replaced: {', '.join(sorted(self.replaced))}" if self.replaced else ""
+        return f"frozen for {self.seconds:4.1f} s, all commit after {self.committed_after:4.1f} s{replaced}"
+
+
+def _freeze(pair: Pair, groups: Groups, seconds: float) -> Freeze:
+    """Freeze the broker for so long, and wait until every worker has committed again."""
+    began = monotonic()
     pair.kafka.freeze()
     threading.Event().wait(seconds)
     pair.kafka.thaw()
     thawed = monotonic()
     late = groups.commits.missing(groups.names, thawed, SOON)
-    return monotonic() - thawed, late
+    waiting = {_group(name) for name in groups.commits.replaced(began)}
+    if late and all(_group(name) in waiting for name in late):  # nobody else may be late
+        late = groups.commits.missing(late, thawed, SESSION + SOON)
+    return Freeze(seconds, monotonic() - thawed, groups.commits.replaced(began), late)
+
+
+def _group(worker: str) -> str:
+    return worker.split(maxsplit=1)[0]
 
 
 def main() -> None:

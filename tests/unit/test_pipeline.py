@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, get_overloads
 
 import pytest
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text, Upsert
 from seekpoint.errors import ConfigError
@@ -33,6 +34,22 @@ def handle_lazily(tx: Any, batch: Batch[Any, Any]) -> Iterator[None]:
 async def handle_lazily_later(tx: Any, batch: Batch[Any, Any]) -> AsyncIterator[None]:
     """Would return an asynchronous generator."""
     yield
+
+
+def handle_swapped(records: Batch[Any, Any], tx: Any) -> None:
+    """Would get the transaction as its batch."""
+
+
+class Base(DeclarativeBase):
+    """Of mapped classes."""
+
+
+class Entry(Base):
+    """A mapped class, in a schema."""
+
+    __tablename__ = "entries"
+    __table_args__ = {"schema": "billing"}  # noqa: RUF012 -- as SQLAlchemy takes it
+    id: Mapped[int] = mapped_column(primary_key=True)
 
 
 class Later:
@@ -173,6 +190,12 @@ SINK = Append("t", columns=["x"])
             {"handle": None, "topics": ["a", "b", "c"], "sinks": [Append("t", topics="b")]},
             r"no sink takes a, c: its records would be read and thrown away",
         ),
+        (
+            {"handle": lambda batch, tx: None},
+            r"called as handle\(tx, batch\), and its first parameter 'batch' is a batch: put the transaction's",
+        ),
+        ({"handle": handle_swapped}, r"its first parameter 'records' is a batch"),
+        ({"writes": [5]}, r"writes=: name it 'table' or 'schema\.table', or give .* a mapped class, got 5"),
         ({"writes": "billing.entries"}, r"writes= takes several: write writes=\['billing\.entries'\]"),
         ({"version": 0}, r"version must be a number, 1 or greater, got 0"),
         ({"version": "2"}, r"version must be a number, 1 or greater, got '2'"),
@@ -183,6 +206,16 @@ SINK = Append("t", columns=["x"])
 def test_a_declaration_that_contradicts_itself_says_what_to_write(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         declared(**options)
+
+
+def test_tables_are_named_by_what_is_mapped_to_them() -> None:
+    mapped, table = declared(writes=[Entry]), declared(writes=[Entry.__table__])
+    assert mapped.writes == table.writes == ("billing.entries",)
+    for sink in (Append(Entry), Append(Entry.__table__), Append(("billing", "entries"))):
+        assert sink.tables == ("billing.entries",)
+    assert repr(Upsert(Entry, key=["id"])) == "Upsert('billing.entries')"
+    with pytest.raises(ConfigError, match=r"Append\('billing\.entries'\): give row= or rows=, not both"):
+        Append(Entry, row=lambda r: r, rows=lambda r: [r])
 
 
 def test_a_handler_takes_what_no_sink_takes() -> None:

@@ -21,6 +21,7 @@ from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_dec
 from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
 from seekpoint.pipeline.sink import CheckedSink, Handler, K, Row, Sink, V, ValueSink
+from seekpoint.pipeline.table_path import TableName, table_path
 from seekpoint.records import LazyRecords, RawRecord, Record
 
 # What ends the process. Other BaseExceptions are a record's: a panic in Rust, a cancelled task.
@@ -48,7 +49,7 @@ SELECT EXISTS (
 class _Options(TypedDict, total=False):
     """Parameters of a pipeline that do not depend on the types of keys and values."""
 
-    writes: Sequence[str]
+    writes: Sequence[TableName]
     version: int
     start: StartAt
     retry: Retry
@@ -70,9 +71,9 @@ class Pipeline(Generic[V, K]):
     names, or ``{name: value codec}`` (then without ``value``). ``value`` and ``key`` are codecs. At least one
     of ``sinks`` and ``handle`` says what is done; sinks write in their order, then ``handle(tx, batch)`` runs
     with the transaction's SQLAlchemy connection: everything in one transaction with the offset (I1).
-    ``writes`` names the tables the handler writes. ``version`` is the handler's version: once a worker of a
-    higher one has claimed, workers of older ones exit as outdated. ``start`` is the first position of a topic that the
-    group has not read.
+    ``writes`` names the tables the handler writes, or gives the classes that are mapped to them. ``version`` is the
+    handler's version: once a worker of a higher one has claimed, workers of older ones exit as outdated. ``start`` is
+    the first position of a topic that the group has not read.
 
     A record whose handler raises is tried again as ``retry`` says; one that can never be applied is a poison
     record. ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions
@@ -141,7 +142,7 @@ class Pipeline(Generic[V, K]):
         key: Codec = Bytes(),  # noqa: B008 -- immutable
         sinks: Sequence[Any] = (),
         handle: Handler | None = None,
-        writes: Sequence[str] = (),
+        writes: Sequence[TableName] = (),
         version: int = 1,
         start: StartAt = StartAt.earliest(),  # noqa: B008 -- immutable
         retry: Retry = Retry(),  # noqa: B008 -- immutable
@@ -157,7 +158,7 @@ class Pipeline(Generic[V, K]):
         self.key = key
         self.handle: Handler[V, K | None] | None = handle
         self.sinks: tuple[Sink[V, K | None], ...] = _several("sinks", sinks, Sink)
-        self.writes = _several("writes", writes, str)
+        self.writes = tuple(".".join(table_path("writes=", table)) for table in _several("writes", writes, str))
         self.version, self.start, self.strict = version, start, strict
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
         self.delay, self.synchronous_commit = delay, synchronous_commit
@@ -355,11 +356,24 @@ def _check_handler(pipeline: str, handle: object) -> None:
                 "function handle(tx, batch): the worker has a thread of its own"
             )
     try:
-        inspect.signature(handle).bind(None, None)
+        signature = inspect.signature(handle)
+        signature.bind(None, None)
     except TypeError as error:
         raise ConfigError(f"{pipeline}: the handler is called as handle(tx, batch): {error}") from None
     except ValueError:
         return  # a builtin whose signature is not known
+    first = next(iter(signature.parameters.values()))
+    if first.name == "batch" or _names_a_batch(first.annotation):
+        raise ConfigError(
+            f"{pipeline}: the handler is called as handle(tx, batch), and its first parameter {first.name!r} is a "
+            "batch: put the transaction's connection first"
+        )
+
+
+def _names_a_batch(annotation: Any) -> bool:
+    """Whether it is Batch, with or without its parameters, or the text of that."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return text.split("[", 1)[0].rsplit(".", 1)[-1] == "Batch"
 
 
 def _is(given: object, kind: type) -> bool:

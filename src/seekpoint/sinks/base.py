@@ -15,6 +15,7 @@ from seekpoint.codecs import Codec
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import K_contra, Row, V_contra
+from seekpoint.pipeline.table_path import TableName, shown_table, table_path
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.conversions import conversions
 from seekpoint.sinks.declared_types import check_fields
@@ -31,7 +32,7 @@ class TableSink(Generic[V_contra, K_contra]):
 
     def __init__(
         self,
-        table: str | tuple[str, ...],
+        table: TableName,
         *,
         columns: Sequence[str] | None = None,
         row: Callable[[Record[V_contra, K_contra]], Any] | None = None,
@@ -41,10 +42,8 @@ class TableSink(Generic[V_contra, K_contra]):
         round: bool = False,  # noqa: A002
         timezone: str | tzinfo | None = None,
     ) -> None:
-        me = f"{type(self).__name__}({table!r})"
-        self.path = tuple(table.split(".")) if isinstance(table, str) else tuple(table)
-        if not 1 <= len(self.path) <= 2 or not all(self.path):
-            raise ConfigError(f"{me}: name it 'table' or 'schema.table', or give a tuple of the parts")
+        me = f"{type(self).__name__}({shown_table(table)})"
+        self.path = table_path(me, table)
         require_whole_names(me, self.path)
         if row is not None and rows is not None:
             raise ConfigError(f"{me}: give row= or rows=, not both")

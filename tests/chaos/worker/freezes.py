@@ -175,7 +175,7 @@ def _freeze(pair: Pair, groups: Groups, seconds: float) -> Freeze:
     thawed = monotonic()
     late = groups.commits.missing(groups.names, thawed, SOON)
     waiting = {_group(name) for name in groups.commits.replaced(began)}
-    if late and all(_group(name) in waiting for name in late):  # nobody else may be late
+    if late and all(_group(name) in waiting for name in late):  # the others may not be late
         late = groups.commits.missing(late, thawed, SESSION + SOON)
     return Freeze(seconds, monotonic() - thawed, groups.commits.replaced(began), late)
 

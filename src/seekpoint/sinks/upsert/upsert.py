@@ -17,6 +17,7 @@ from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
+from seekpoint.pipeline.table_path import TableName, shown_table
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.dedupe import Deleted, Target
@@ -54,7 +55,7 @@ class Upsert(TableSink[V_contra, K_contra]):
 
     def __init__(
         self,
-        table: str | tuple[str, ...],
+        table: TableName,
         *,
         key: Sequence[str],
         columns: Sequence[str] | None = None,
@@ -70,7 +71,7 @@ class Upsert(TableSink[V_contra, K_contra]):
         round: bool = False,  # noqa: A002
         timezone: str | tzinfo | None = None,
     ) -> None:
-        me = f"Upsert({table!r})"
+        me = f"Upsert({shown_table(table)})"
         if isinstance(key, str) or not key or len({*key}) < len(key):
             raise ConfigError(f"{me}: key= takes the names of the key's columns, each once: key=['id']; got {key!r}")
         if tombstone not in {"delete", None}:

@@ -1,0 +1,38 @@
+"""Tables as users name them: by a name, by its parts, or by what SQLAlchemy maps to them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from sqlalchemy import FromClause, Table
+
+from seekpoint.errors import ConfigError
+
+TableName: TypeAlias = str | tuple[str, ...] | FromClause | type[Any]
+
+
+def table_path(owner: str, table: TableName) -> tuple[str, ...]:
+    """The table's name, with its schema before it where one is given.
+
+    ``table`` is ``"table"`` or ``"schema.table"``, a tuple of the parts, a SQLAlchemy ``Table`` or a mapped class.
+    Raises ConfigError, which begins with ``owner``, for anything else.
+    """
+    mapped = getattr(table, "__table__", table)
+    if isinstance(mapped, Table):
+        path: tuple[Any, ...] = (mapped.name,) if mapped.schema is None else (mapped.schema, mapped.name)
+    elif isinstance(table, str):
+        path = tuple(table.split("."))
+    else:
+        path = table if isinstance(table, tuple) else ()
+    if not 1 <= len(path) <= 2 or not all(isinstance(part, str) and part for part in path):
+        raise ConfigError(
+            f"{owner}: name it 'table' or 'schema.table', or give a tuple of the parts, a SQLAlchemy Table or a mapped "
+            f"class, got {table!r}"
+        )
+    return path
+
+
+def shown_table(table: TableName) -> str:
+    """The table in messages that come before its name is checked."""
+    mapped = getattr(table, "__table__", table)
+    return repr(mapped.fullname) if isinstance(mapped, Table) else repr(table)

@@ -248,8 +248,6 @@ def run_worker(
     early fails the test, unless the test has met it in ``stop()``. It ends before its topics are deleted.
     """
     with ExitStack() as running:
-        pooled = knobs.engine(seekpoint_engine)
-        running.callback(pooled.dispose)
 
         def start(
             pipeline: Pipeline,
@@ -261,7 +259,7 @@ def run_worker(
             def make(observe: Sequence[Observer]) -> Worker:
                 given = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
                 if given["engine"] is seekpoint_engine:
-                    given["engine"] = pooled
+                    given["engine"] = running.enter_context(knobs.pooled(seekpoint_engine))
                 # A fetch at the end of the log waits 500 ms by default; a drain and the next fetch wait for it.
                 soon = {"fetch.wait.max.ms": 50}
                 servers = {"bootstrap.servers": seekpoint_broker, **soon, **(kafka or {})}

@@ -303,6 +303,7 @@ def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(place: Place, line
     assert place.lines() == ["one", "two"], "what came before it is committed"
 
 
+@pytest.mark.pins("batch")
 def test_too_many_dead_letters_end_the_command_with_the_limit(place: Place, lines: None) -> None:
     place.produce([b"\xff"] * 30)
     limited = TO_TABLE.replace(
@@ -372,6 +373,7 @@ SLOW = """\
 """
 
 
+@pytest.mark.pins("batch")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(place: Place, lines: None, how: signal.Signals) -> None:
     place.produce(["one", "two"])

@@ -15,6 +15,8 @@ from support.events import Gate
 from support.kafka_postgres import PROTOCOLS, Scene
 from support.worker_process import WorkerProcess
 
+pytestmark = pytest.mark.pins("batch")  # A suspect range is as long as the batch that a crash ended.
+
 Protocol = Mapping[str, Any]
 COOPERATIVE = PROTOCOLS["cooperative"]
 

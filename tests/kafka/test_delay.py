@@ -162,6 +162,7 @@ def test_a_rebalance_neither_loses_nor_hastens_what_waits(scene: Scene, protocol
     assert second.seen.all(events.Committed), "the second one has taken some over"
 
 
+@pytest.mark.pins("batch")
 @pytest.mark.parametrize("bound", ["records", "bytes"])
 def test_a_full_backlog_is_bounded_and_read_once(scene: Scene, protocol: Protocol, bound: str, clock: Clock) -> None:
     name = scene.topic(2)
@@ -195,6 +196,7 @@ def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
     scene.book.assert_holds(name, old)
 
 
+@pytest.mark.pins("batch")
 @pytest.mark.long
 def test_a_full_backlog_stays_paused_through_other_activations(scene: Scene, protocol: Protocol, clock: Clock) -> None:
     """Under the eager protocol that assigns everything again, and what was paused must stay so."""

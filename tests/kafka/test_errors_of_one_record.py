@@ -19,6 +19,8 @@ from seekpoint.records import Cause
 from support.kafka_postgres import QUICK, Scene
 from support.worker_process import WorkerProcess
 
+pytestmark = pytest.mark.pins("batch")  # A mistake is one record's only where others of its batch are applied.
+
 SOON = Retry(attempts=3, wait_initial=0.05, jitter=0)
 
 

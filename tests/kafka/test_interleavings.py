@@ -47,6 +47,7 @@ def test_a_worker_frozen_with_a_batch_in_hand_is_refused(scene: Scene) -> None:
 # -- an operator's move ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.pins("batch")
 def test_a_rewind_under_a_running_worker(scene: Scene, elsewhere: ThreadPoolExecutor) -> None:
     """I5: it waits for the batch in hand; it fences the worker, which reads on from there and applies that again."""
     name, stored = scene.log(10)

@@ -126,6 +126,7 @@ def error_is_wrapped(scene: Scene, tx: Connection) -> None:
         raise RuntimeError("the repository is away") from error
 
 
+@pytest.mark.pins("batch")
 @pytest.mark.repeats("end")
 @pytest.mark.parametrize("end", [statement_runs, statement_comes_later, session_ends, error_is_wrapped])
 def test_a_transaction_that_is_ended_by_its_age_says_so_however_it_is_noticed(
@@ -187,6 +188,7 @@ def test_the_first_transaction_of_a_handler_is_small(scene: Scene) -> None:
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.pins("batch")
 def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene, new_engine: NewEngine) -> None:
     """``statement_timeout`` counts all the time that a COPY is open: a trigger makes its rows slow here."""
     name = scene.topic()
@@ -376,6 +378,7 @@ def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(scene: 
     assert scene.positions() == {Partition(name, 0): 3}
 
 
+@pytest.mark.pins("batch")
 def test_i4_dead_letters_of_a_refused_partition_are_dropped_with_it(scene: Scene) -> None:
     """I4: it is reset between the attempt that failed and the one that bisects; the other's dead letter is kept."""
     name, gate = scene.topic(2), Gate(events.Bisecting)

@@ -96,6 +96,7 @@ def test_i2_a_worker_is_another_owner_in_each_process_that_runs_it(scene: Scene)
         assert seen.wait_for(events.Started).owner == worker._ledger.owner.hex != made
 
 
+@pytest.mark.pins("batch")
 def test_a_with_block_runs_the_worker_and_drains_it(scene: Scene) -> None:
     name, seen = scene.topic(), Recorder()
     stored = scene.produce(name, 10)
@@ -112,6 +113,7 @@ def test_a_with_block_runs_the_worker_and_drains_it(scene: Scene) -> None:
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.pins("batch")
 def test_an_async_with_block_does_the_same_without_blocking_the_loop(scene: Scene) -> None:
     name, seen = scene.topic(), Recorder()
     stored = scene.produce(name, 10)
@@ -153,6 +155,7 @@ def test_an_error_of_the_release_does_not_hide_the_first_error(scene: Scene, mon
     assert "no release" in str(seen.all(events.DatabaseTrouble)[-1].error)
 
 
+@pytest.mark.pins("batch")
 def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(scene: Scene) -> None:
     name, seen = scene.topic(), Recorder()
 
@@ -241,6 +244,7 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene
     assert all(each.wait > 0 for each in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
 
 
+@pytest.mark.pins("batch")
 def test_an_embedding_service_starts_while_brokers_and_database_are_away(
     scene_on: Callable[..., Scene], own_kafka: KafkaServer, own_postgres: PostgresServer
 ) -> None:
@@ -602,6 +606,7 @@ def test_a_worker_runs_once(scene: Scene) -> None:
         raise AssertionError("it must not have started")
 
 
+@pytest.mark.pins("batch")
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_stopped_partition_ends_the_worker_only_if_it_is_strict(scene: Scene, strict: bool) -> None:
     name, seen = scene.topic(2), Recorder()

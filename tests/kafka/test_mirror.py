@@ -112,6 +112,7 @@ def test_a_worker_that_has_drained_leaves_its_last_positions(scene: Scene) -> No
     scene.wait(lambda: offsets(scene).keys() == {Partition(name, 0), Partition(name, 1)})
     scene.produce(name, 5)
     worker.reached(name, 15)
+    worker.reached(name, 10, 1)
     worker.stop()
     assert offsets(scene) == scene.positions() == {Partition(name, 0): 15, Partition(name, 1): 10}
 

@@ -90,6 +90,7 @@ def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, new_engine:
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.pins("batch")
 def test_a_connection_cut_in_mid_copy_writes_nothing_of_it(scene: Scene, proxy: PostgresProxy, through: Engine) -> None:
     name, stored = scene.log(["x" * 1_000] * 5_000)
     # COPY is open, and rows of an earlier chunk are on their way.

@@ -26,7 +26,7 @@ from support.waiting import SECONDS
 
 pytestmark = [
     pytest.mark.usefixtures("short_backoff"),
-    pytest.mark.pins("batch_records", "batch_bytes", "chunk", "small_batch", "read_ahead"),
+    pytest.mark.pins("batch", "small_batch", "read_ahead"),
 ]
 
 ALL, BATCH, CHUNK = 200, 50, 10

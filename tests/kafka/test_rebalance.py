@@ -20,7 +20,10 @@ from seekpoint.worker.open_batch import CHUNK
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
 
-pytestmark = pytest.mark.usefixtures("short_backoff")
+pytestmark = [
+    pytest.mark.usefixtures("short_backoff"),
+    pytest.mark.pins("batch"),  # a batch of all partitions says that a worker has them all
+]
 
 PARTITIONS = 4
 

@@ -24,7 +24,7 @@ from support.waiting import until
 
 pytestmark = [
     pytest.mark.usefixtures("short_backoff"),
-    pytest.mark.pins("batch_records", "batch_bytes", "chunk", "small_batch", "pool"),
+    pytest.mark.pins("batch", "small_batch", "pool"),
 ]
 
 SENT = "bool_and(c.relkind"  # in the last statement that leaves with the rows; step by step, advance is the last one

@@ -37,6 +37,7 @@ def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
     return [span for span in exporter.get_finished_spans() if span.name == name]
 
 
+@pytest.mark.pins("batch")
 def test_a_transaction_is_one_consumer_span_with_the_handlers_spans_in_it(
     scene: Scene, provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:

@@ -29,7 +29,7 @@ def test_one_record_is_written_at_once_in_a_transaction_of_its_own(scene: Scene)
     scene.book.assert_holds(name, stored)
 
 
-@pytest.mark.pins("batch_records", "batch_bytes", "chunk", "partition_fetch", "queued_messages")
+@pytest.mark.pins("batch")
 def test_many_records_are_written_in_big_batches(scene: Scene) -> None:
     name = scene.topic(3)
     stored = [at for number in range(3) for at in scene.produce(name, 10_000, partition=number)]
@@ -53,7 +53,7 @@ def test_limits_bound_the_records_of_a_transaction(scene: Scene, handler: bool, 
     scene.book.assert_holds(name, stored)
 
 
-@pytest.mark.pins("batch_records", "chunk")
+@pytest.mark.pins("batch")
 def test_limits_bound_the_bytes_of_a_transaction(scene: Scene) -> None:
     name, stored = scene.log(["x" * 10_000] * 3_000)
     run = scene.worker(name, limits=Limits(batch_bytes=1_000_000))

@@ -16,6 +16,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from random import Random
 from typing import Any
@@ -48,6 +49,9 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "jitter": (0.0, 0.5, 1.0),
 }
 """Each knob's legal values: Seekpoint's default and extremes."""
+
+BATCH = ("batch_records", "batch_bytes", "chunk", "partition_fetch", "queued_messages")
+"""What together says how many records a batch has: ``@pytest.mark.pins("batch")``."""
 
 _PROTOCOLS: Mapping[str, Mapping[str, str]] = {
     "eager": {"partition.assignment.strategy": "range"},
@@ -157,12 +161,18 @@ class Knobs:
         self._note("jitter", retry.jitter)
         return inner(retry, *args)
 
-    def engine(self, engine: Engine) -> Engine:
-        """An engine on the same database with the pool that was drawn; the given one by default."""
-        pool = self.drawn.get("pool", "default")
-        if pool == self.drawn.get("pool"):
+    @contextmanager
+    def pooled(self, engine: Engine) -> Iterator[Engine]:
+        """One worker's engine: on the same database, with a pool of its own as it was drawn; by default the given."""
+        pool = self.drawn.get("pool")
+        if pool is not None:
             self.reached.add("pool")
-        return engine if pool == "default" else create_engine(engine.url, **_POOLS[pool])
+        if pool is None or pool == "default":
+            yield engine
+            return
+        own = create_engine(engine.url, **_POOLS[pool])
+        yield own
+        own.dispose()
 
 
 def turn_in_child() -> None:
@@ -174,7 +184,8 @@ def turn_in_child() -> None:
 @pytest.fixture
 def knobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Knobs]:
     """The drawn values are set while this test runs, and in processes that it starts."""
-    pinned = {name for mark in request.node.iter_markers("pins") for name in mark.args}
+    names = [name for mark in request.node.iter_markers("pins") for name in mark.args]
+    pinned = {knob for name in names for knob in (BATCH if name == "batch" else [name])}
     assert pinned <= VALUES.keys(), f"pins({', '.join(sorted(pinned - VALUES.keys()))}): no knob has this name"
     seed = os.environ.get(VARIABLE)
     if seed is None:

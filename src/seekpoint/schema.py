@@ -69,7 +69,6 @@ __all__ = [
     "not_ours",
     "refuse_losing",
     "refuse_open_runs",
-    "rename_not_null",
     "run_in_schema",
     "sql",
     "step",
@@ -123,7 +122,12 @@ def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHE
 
 
 def downgrade(
-    target: Target, *, to: str = BASE, schema: str = DEFAULT_SCHEMA, since: str = HEAD, drop: Collection[str] = ()
+    target: Target,
+    *,
+    to: str = BASE,
+    schema: str = DEFAULT_SCHEMA,
+    since: str | None = None,
+    drop: Collection[str] = (),
 ) -> None:
     """Downgrade the ledger's tables to revision ``to``; ``"base"`` drops them all.
 
@@ -136,10 +140,10 @@ def downgrade(
     """
     if isinstance(drop, str):
         raise ConfigError(f"drop= takes several: write drop=[{drop!r}]")
-    _travel(target, schema, to, since, up=False, drop=drop)
+    _travel(target, schema, to, since or HEAD, up=False, drop=drop)
 
 
-def sql(*, schema: str = DEFAULT_SCHEMA, to: str = HEAD, since: str = BASE) -> str:
+def sql(*, schema: str = DEFAULT_SCHEMA, to: str | None = None, since: str = BASE) -> str:
     """Return, as plain SQL in one transaction, what :func:`upgrade` would run from ``since`` to ``to``.
 
     The row in ``<schema>.alembic_version`` is part of it, so :func:`check` passes afterwards. Raises
@@ -153,7 +157,7 @@ def sql(*, schema: str = DEFAULT_SCHEMA, to: str = HEAD, since: str = BASE) -> s
         opts={"as_sql": True, "output_buffer": script},
     )
     with _one_thread, Operations.context(context):
-        _run(schema, _steps(since, to, up=True))
+        _run(schema, _steps(since, to or HEAD, up=True))
     return f"BEGIN;\n\n{script.getvalue()}COMMIT;\n"
 
 
@@ -257,25 +261,10 @@ END
 """)  # noqa: S608 -- every name and value is quoted
 
 
-def rename_not_null(schema: str, table: str, old: str, new: str) -> None:
-    """Name a renamed column's NOT NULL constraint after it (Postgres 18); for ``migrations/versions`` alone."""
-    name = _plain.identifier_preparer.format_table(Table(table, MetaData(), schema=schema))
-    constraint = f"{table}_{old}_not_null"
-    _run_block(f"""
-BEGIN
-    IF EXISTS (
-        SELECT FROM pg_constraint WHERE conrelid = CAST({_literal(name)} AS regclass) AND conname = '{constraint}'
-    ) THEN
-        ALTER TABLE {name} RENAME CONSTRAINT {constraint} TO {table}_{new}_not_null;
-    END IF;
-END
-""")
-
-
-def run_in_schema(schema: str, statement: str) -> None:
-    """Run a statement with the schema's name in place of ``{schema}``; for ``migrations/versions`` alone."""
-    named = statement.replace("{schema}", _plain.identifier_preparer.quote(schema))
-    op.execute(text(named.replace(":", r"\:")))
+def run_in_schema(schema: str, statements: str) -> None:
+    """Run statements that name tables as ``seekpoint.TABLE`` in this schema; for ``migrations/versions`` alone."""
+    named = statements.replace(f"{DEFAULT_SCHEMA}.", f"{_plain.identifier_preparer.quote(schema)}.")
+    op.execute(text(named.rstrip().removesuffix(";").replace(":", r"\:")))
 
 
 def _run_block(body: str) -> None:

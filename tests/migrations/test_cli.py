@@ -26,23 +26,23 @@ def db(*arguments: str, url: str | None = None) -> Result:
 
 def test_upgrade_and_check(database_url: str) -> None:
     first = db("upgrade", url=database_url)
-    assert (first.exit_code, first.output) == (0, "seekpoint: nothing → 0010\n")
-    assert db("upgrade", url=database_url).output == "seekpoint: already at 0010\n"
+    assert (first.exit_code, first.output) == (0, "seekpoint: nothing → 0001\n")
+    assert db("upgrade", url=database_url).output == "seekpoint: already at 0001\n"
     assert db("check", url=database_url).exit_code == 0
 
 
-def test_a_database_of_the_release_before(engine: Engine, database_url: str) -> None:
+def test_a_database_of_the_release_before(engine: Engine, database_url: str, second_revision: str) -> None:
     """The refusal names both revisions and the command, and the command is all that it takes."""
     schema.upgrade(engine, to="0001")
     refused = db("check", url=database_url)
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "at revision 0001, older than revision 0010, which this library needs: run `seekpoint db upgrade`" in (
+    assert "at revision 0001, older than revision 0002, which this library needs: run `seekpoint db upgrade`" in (
         " ".join(refused.stderr.split())
     )
-    assert db("upgrade", url=database_url).output == "seekpoint: 0001 → 0010\n"
+    assert db("upgrade", url=database_url).output == "seekpoint: 0001 → 0002\n"
     assert db("check", url=database_url).exit_code == 0
     script = db("sql", "--since", "0001").stdout
-    assert "ADD COLUMN attempt_error" in script
+    assert "ADD COLUMN remarks" in script
     assert "CREATE TABLE seekpoint.consumer_group" not in script
 
 
@@ -62,11 +62,11 @@ def test_json(database_url: str) -> None:
     assert missing.exit_code == 1
     told = json.loads(missing.stdout)
     assert "run `seekpoint db upgrade --schema other`" in told.pop("message")
-    assert told == {"schema": "other", "library": "0010", "database": None, "ok": False}
+    assert told == {"schema": "other", "library": "0001", "database": None, "ok": False}
     upgraded = db("upgrade", "--json", "--schema", "other", url=database_url)
-    assert json.loads(upgraded.stdout) == {"schema": "other", "before": None, "after": "0010"}
+    assert json.loads(upgraded.stdout) == {"schema": "other", "before": None, "after": "0001"}
     good = json.loads(db("check", "--json", "--schema", "other", url=database_url).stdout)
-    assert good == {"schema": "other", "library": "0010", "database": "0010", "ok": True}
+    assert good == {"schema": "other", "library": "0001", "database": "0001", "ok": True}
 
 
 @pytest.mark.parametrize(("revision", "word"), [("0000", "older"), ("9999", "newer")])
@@ -75,7 +75,7 @@ def test_check_exits_with_1(engine: Engine, database_url: str, revision: str, wo
     stamp(engine, revision)
     result = db("check", url=database_url)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"at revision {revision}, {word} than revision 0010" in result.stderr
+    assert f"at revision {revision}, {word} than revision 0001" in result.stderr
     assert json.loads(db("check", "--json", url=database_url).stdout)["database"] == revision
 
 
@@ -86,7 +86,7 @@ def test_sql_needs_no_database_and_makes_the_ledger(engine: Engine, database_url
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(result.stdout.encode())
     assert db("check", "--schema", "Odd name", url=database_url).exit_code == 0
-    nothing = db("sql", "--since", "0010").stdout
+    nothing = db("sql", "--since", "0001").stdout
     assert "CREATE" not in nothing
 
 

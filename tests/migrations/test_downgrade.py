@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 
 from migrations.test_cli import db
 from migrations.test_host import Host
-from migrations.test_install import LETTER, ODD_NAMES, ROWS, ROWS_NOW, at, execute, run_script
+from migrations.test_install import LETTER, ODD_NAMES, ROWS, at, execute, run_script
 from seekpoint import schema
 from seekpoint.errors import ConfigError
 from support.waiting import until
@@ -39,13 +39,11 @@ def rename(engine: Engine) -> None:
 @pytest.mark.repeats("name")
 @pytest.mark.parametrize("name", ["seekpoint", *ODD_NAMES])
 def test_offsets_are_not_dropped_without_permission(engine: Engine, name: str) -> None:
-    schema.upgrade(engine, to="0001", schema=name)
-    execute(engine, ROWS, name)
     schema.upgrade(engine, schema=name)
+    execute(engine, ROWS, name)
     with pytest.raises(ConfigError, match=OFFSETS):
         schema.downgrade(engine, schema=name)
     assert at(engine, name) == schema.HEAD
-    schema.downgrade(engine, to="0001", schema=name)  # which keeps them
     with pytest.raises(ConfigError, match=r"groups 'g' \(100\)"):
         schema.downgrade(engine, schema=name, drop=["h", "G"])
     schema.downgrade(engine, schema=name, drop=["g"])
@@ -54,12 +52,12 @@ def test_offsets_are_not_dropped_without_permission(engine: Engine, name: str) -
 
 def test_offsets_that_a_claim_is_about_to_store_are_not_dropped_without_permission(engine: Engine) -> None:
     """The downgrade waits for its transaction, and counts after that."""
-    schema.upgrade(engine, to="0001")
+    schema.upgrade(engine)
     execute(engine, "INSERT INTO seekpoint.consumer_group (name) VALUES ('g')")
     with ThreadPoolExecutor(1) as pool, engine.connect() as claiming:
         claiming.execute(text(
             "INSERT INTO seekpoint.partition_offset (consumer_group, topic, partition, topic_id, first_offset,"
-            " next_offset, claim, epoch) VALUES ('g', 't', 0, gen_random_uuid(), 0, 0, gen_random_uuid(), 1)"
+            " next_offset, token, epoch) VALUES ('g', 't', 0, gen_random_uuid(), 0, 0, gen_random_uuid(), 1)"
         ))  # fmt: skip
         downgraded = pool.submit(schema.downgrade, engine)
         waits = text(
@@ -75,75 +73,68 @@ def test_offsets_that_a_claim_is_about_to_store_are_not_dropped_without_permissi
 
 
 def test_open_dead_letters_and_lost_ranges_are_not_dropped_without_permission(engine: Engine) -> None:
-    schema.upgrade(engine, to="0001")
-    execute(engine, ROWS)
     schema.upgrade(engine)
+    execute(engine, ROWS)
     execute(engine, LETTER)
-    execute(engine, "UPDATE seekpoint.lost_range SET to_offset = NULL")
-    with pytest.raises(ConfigError, match=r"would drop lost ranges without a known end of groups 'g' \(1\): nothing"):
-        schema.downgrade(engine, to="0003")
-    execute(engine, "UPDATE seekpoint.lost_range SET to_offset = 9")
-    schema.downgrade(engine, to="0003")
-    with pytest.raises(ConfigError, match=r"would drop open dead letters of groups 'g' \(1\): .*no worker reads them"):
-        schema.downgrade(engine, to="0001")
-    assert at(engine) == "0003"
-    execute(engine, "UPDATE seekpoint.dead_letter SET state = 'discarded'")
     execute(engine, "DELETE FROM seekpoint.partition_offset")
+    with pytest.raises(ConfigError, match=r"would drop open dead letters of groups 'g' \(1\): .*no worker reads them"):
+        schema.downgrade(engine)
+    execute(engine, "UPDATE seekpoint.dead_letter SET state = 'discarded'")
     with pytest.raises(ConfigError, match=r"would drop the lost ranges of groups 'g' \(1\)"):
         schema.downgrade(engine)
+    assert at(engine) == schema.HEAD
+    execute(engine, "DELETE FROM seekpoint.lost_range")
+    schema.downgrade(engine)
+    assert at(engine) is None
 
 
 def test_checksums_of_exported_files_are_not_dropped_without_permission(engine: Engine) -> None:
-    schema.upgrade(engine)
     insert = (
         "INSERT INTO {s}.export_manifest (archive, topic, topic_id, partition, from_offset, to_offset, records, bytes,"
         " file, sha256, format, consumer_group, run, actor) VALUES ('/a', 't', gen_random_uuid(), 0, %s, 9, 1, 1,"
         " 'f', %s, 'parquet', 'g', gen_random_uuid(), 'a')"
     )
+    schema.upgrade(engine)
     execute(engine, insert % (0, "NULL"))
-    schema.downgrade(engine, to="0004")
+    schema.downgrade(engine)
     schema.upgrade(engine)
     execute(engine, insert % (5, "'00'"))
     with pytest.raises(ConfigError, match=r"would drop the checksums of exported files of groups 'g' \(1\): a"):
-        schema.downgrade(engine, to="0004")
+        schema.downgrade(engine)
     assert at(engine) == schema.HEAD
-    schema.downgrade(engine, to="0004", drop=["g"])
-    assert at(engine) == "0004"
+    schema.downgrade(engine, drop=["g"])
+    assert at(engine) is None
 
 
 def test_positions_of_forgotten_groups_are_not_dropped_without_permission(engine: Engine) -> None:
     schema.upgrade(engine)
     execute(engine, """INSERT INTO {s}.consumer_group (name, forgotten) VALUES ('g', '{{"positions": []}}')""")
     with pytest.raises(ConfigError, match=r"positions of forgotten groups of groups 'g' \(1\): a worker"):
-        schema.downgrade(engine, to="0006")
-    schema.downgrade(engine, to="0006", drop=["g"])
-    assert at(engine) == "0006"
+        schema.downgrade(engine)
+    schema.downgrade(engine, drop=["g"])
+    assert at(engine) is None
 
 
-@pytest.mark.parametrize(
-    ("error", "after"), [("look: nothing was to be published", "verified"), ("look: broken off", "aborted")]
-)
-def test_a_completed_verify_is_a_state_since_0005(engine: Engine, error: str, after: str) -> None:
-    schema.upgrade(engine, to="0004")
+def test_a_run_that_is_open_is_not_dropped(engine: Engine) -> None:
+    """Its staging schema would stay, and nothing would name it."""
+    schema.upgrade(engine)
     execute(
         engine,
         "INSERT INTO {s}.reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state, "
-        "driver_epoch, driver, staging_schema, actor, reason, error) VALUES (gen_random_uuid(), '{{g}}', '{{t}}', "
-        f"'verify', '{{{{p}}}}', '{{{{1}}}}', '{{{{1}}}}', 'aborted', 1, 'd', 's', 'a', 'look', '{error}')",
+        "driver_epoch, driver, staging_schema, actor, reason) VALUES (gen_random_uuid(), '{{g}}', '{{t}}', "
+        "'merge', '{{p}}', '{{1}}', '{{1}}', 'staged', 1, 'd', 's', 'a', 'look')",
     )
-    runs = text("SELECT state, error FROM seekpoint.reload_run")
-    schema.upgrade(engine, to="0005")
-    with engine.connect() as connection:
-        assert tuple(connection.execute(runs).one()) == (after, None if after == "verified" else error)
-    schema.downgrade(engine, to="0004")
-    with engine.connect() as connection:
-        assert tuple(connection.execute(runs).one()) == ("aborted", error)
+    with pytest.raises(ConfigError, match=r"while a run is open: .* Let it end, or abort it"):
+        schema.downgrade(engine, drop=["g"])
+    execute(engine, "UPDATE {s}.reload_run SET state = 'aborted'")
+    schema.downgrade(engine)
+    assert at(engine) is None
 
 
 def test_permission_by_the_environment_for_a_name_of_any_characters(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schema.upgrade(engine, to="0001")
+    schema.upgrade(engine)
     execute(engine, ROWS)
     rename(engine)
     with pytest.raises(ConfigError, match=r"O''Brien:100%"):
@@ -157,7 +148,7 @@ def test_permission_by_the_environment_for_a_name_of_any_characters(
 
 
 def test_the_command(engine: Engine, database_url: str) -> None:
-    schema.upgrade(engine, to="0001")
+    schema.upgrade(engine)
     execute(engine, ROWS)
     refused = db("downgrade", "--to", "base", url=database_url)
     assert refused.exit_code == 2
@@ -174,7 +165,7 @@ class TestHost:
     def filled(self, host: Host, engine: Engine) -> Host:
         host.write_ledger_revision()
         host.run(command.upgrade, "head")
-        execute(engine, ROWS_NOW)
+        execute(engine, ROWS)
         return host
 
     @staticmethod
@@ -219,7 +210,7 @@ class TestHost:
     def test_a_version_location(self, host: Host, engine: Engine) -> None:
         host.add_version_location()
         host.run(command.upgrade, "heads")
-        execute(engine, ROWS_NOW)
+        execute(engine, ROWS)
         with pytest.raises(ConfigError, match=OFFSETS):
             host.run(command.downgrade, "seekpoint@base")
         assert offsets(engine) == 100

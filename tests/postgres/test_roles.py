@@ -276,7 +276,7 @@ def test_a_reader_reads_no_column_that_an_exporter_does_not_ask(shared_roles: Le
 
 def test_the_owner_takes_the_ledger_down_and_up(roles: LedgerRoles) -> None:
     with roles.engine(Role.OWNER).begin() as tx:
-        schema.downgrade(tx, to="0005")
+        schema.downgrade(tx)
         schema.upgrade(tx)
     roles.script()
     assert refused(roles, Role.READER) == REFUSED[Role.READER]

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from seekpoint.errors import SchemaMismatch
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
-HEAD = "0010"
+HEAD = "0001"
 """The revision that this library reads and writes. Ids are four digits, so that they sort."""
 
 

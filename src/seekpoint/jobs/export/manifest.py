@@ -40,7 +40,7 @@ class Entry:
     """One row of ``export_manifest``: the range ``[start, end)`` of a partition, and the file that has its records.
 
     ``file`` is named below the archive's root, and empty where the range has no records. ``sha256`` is that of the
-    file's bytes, as ``sha256sum`` prints it; None without a file, and for files written before revision 0005.
+    file's bytes, as ``sha256sum`` prints it; None without a file.
     """
 
     partition: Partition

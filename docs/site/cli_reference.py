@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
-from seekpoint.cli.app import app
+from seekpoint.cli.app import every_command
 
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "cli.md"
 BEGIN, END = "<!-- options: docs/site/cli_reference.py writes them -->", "<!-- end of options -->"
@@ -134,7 +132,7 @@ def main() -> int:
     """Write the page, or compare it."""
     before = PAGE.read_text(encoding="utf-8")
     try:
-        after = with_options(before, get_command(app))
+        after = with_options(before, every_command())
     except PageError as error:
         print(f"{PAGE}: {error}", file=sys.stderr)
         return 1

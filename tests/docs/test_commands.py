@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.main import get_command
 
 from cli_reference import BLOCK, PAGE, PageError, leaves, with_options
 from seekpoint.cli import errors as explain
-from seekpoint.cli.app import app
+from seekpoint.cli.app import every_command
 from seekpoint.cli.parent_link import GRACE, LEAVE
 from seekpoint.cli.supervisor import SILENT
 from support.docs_pages import PAGES, ROOT, blocks, name_of, named, read, section
 from support.failures import for_each
 
-ROOT_COMMAND = get_command(app)
+ROOT_COMMAND = every_command()
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
@@ -128,7 +126,6 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
     text = section(named("docs/reference/cli.md"), "Exit codes")
     codes = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
     assert codes == [0, explain.FAILED, explain.USAGE, explain.AWAY, explain.ABORTED]
-    assert isinstance(app, typer.Typer)
 
 
 def test_contributing_names_nine_commands() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from seekpoint.cli import app  # noqa: F401 -- imported before the fork
 from seekpoint.cli import main as command
+from seekpoint.cli.app import every_command
+
+every_command()  # imported and built before the fork
 
 
 def main(what: Mapping[str, Sequence[str]]) -> None:

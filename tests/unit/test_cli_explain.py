@@ -14,6 +14,7 @@ import pytest
 import typer
 from sqlalchemy import make_url
 
+from seekpoint.cli import app as app_module
 from seekpoint.cli import errors as explain
 from seekpoint.cli.errors import exit_code, explained, keep_secret, masked, message_of
 from seekpoint.cli.main import main
@@ -140,13 +141,17 @@ class Interrupted(ModuleType):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("during", ["the import", "the building of commands"])
+@pytest.mark.parametrize("during", ["the import", "the building of commands", "the import of the command"])
 def test_ctrl_c_at_the_start_is_an_abort(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], during: str
 ) -> None:
     interrupted = Interrupted("seekpoint.cli.app")
     if during == "the import":
         monkeypatch.setitem(sys.modules, "seekpoint.cli.app", interrupted)
+    elif during == "the import of the command":
+        monkeypatch.setattr(sys, "argv", ["seekpoint", "explain", "--help"])
+        monkeypatch.setitem(sys.modules, "seekpoint.cli.explain", interrupted)
+        app_module._command.cache_clear()
     else:
         monkeypatch.setattr("typer.main.get_command", interrupted)
     with pytest.raises(SystemExit) as exited:

@@ -7,10 +7,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from typer.main import get_command
 
 from seekpoint import Limits
-from seekpoint.cli.app import app
+from seekpoint.cli.app import every_command
 from seekpoint.testing.servers import topics
 from support.command import seekpoint
 from support.failures import for_each
@@ -75,7 +74,7 @@ def commands(command: object, *path: str) -> set[str]:
     return found
 
 
-ALL = commands(get_command(app))
+ALL = commands(every_command())
 
 
 def test_every_command_is_here() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from seekpoint.cli.app import app, joined
+from seekpoint.cli.app import app, every_command, joined
 from support.failures import for_each
 
 
@@ -19,7 +19,7 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
         yield " ".join(path), command.help or ""
 
 
-HELP = dict(commands(get_command(app)))
+HELP = dict(commands(every_command()))
 
 
 @for_each(HELP)
@@ -30,3 +30,10 @@ def test_no_line_ends_within_a_paragraph(command: str) -> None:
 
 def test_items_and_indented_lines_stay_lines() -> None:
     assert joined("one\ntwo\n\nthree:\n- a\n- b\n  c") == "one two\n\nthree:\n- a\n- b\n  c"
+
+
+def test_the_programs_help_has_each_commands_first_paragraph() -> None:
+    entries, commands = get_command(app).commands, every_command().commands  # type: ignore[attr-defined]
+    assert {name: entry.help for name, entry in entries.items()} == {
+        name: command.help.split("\n\n")[0] for name, command in commands.items()
+    }

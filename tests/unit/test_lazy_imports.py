@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import seekpoint
 
 HEAVY = ("psycopg", "confluent_kafka", "alembic", "typer", "pytest", "pyspark", "pyarrow")
@@ -67,3 +69,30 @@ assert row[0].column_names == ["id", "t", "p", "o"]
 def test_who_works_loads_what_it_needs() -> None:
     assert loaded_by("from seekpoint import Worker") >= {"psycopg", "confluent_kafka"}
     assert "confluent_kafka" not in loaded_by("from seekpoint import Ledger"), "a ledger talks to the database alone"
+
+
+@pytest.mark.parametrize("words", ["--help", "--version"])
+def test_the_programs_help_imports_no_command(words: str) -> None:
+    code = f"""
+import sys
+from contextlib import suppress
+from seekpoint.cli.main import main
+sys.argv = ["seekpoint", "{words}"]
+sys.stdout = sys.stderr
+with suppress(SystemExit):
+    main()
+sys.stdout = sys.__stdout__
+"""
+    assert loaded_by(code) == {"typer"}
+
+
+def test_a_command_imports_no_other_command() -> None:
+    code = """
+import sys
+from seekpoint.cli.app import app
+from typer.testing import CliRunner
+assert "Usage" in CliRunner().invoke(app, ["groups", "list", "--help"]).stdout
+assert "seekpoint.cli.groups" in sys.modules
+assert not {"seekpoint.cli.run", "seekpoint.cli.reload", "seekpoint.cli.dev"} & {*sys.modules}
+"""
+    assert "confluent_kafka" in loaded_by(code)

@@ -8,10 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
 import seekpoint
-from seekpoint.cli.app import app
+from seekpoint.cli.app import every_command
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.base import TableSink
 from support.docs_pages import ROOT
@@ -88,7 +86,7 @@ COMMANDS = {
 
 
 def test_the_table_has_every_command_and_sink() -> None:
-    assert sorted(COMMANDS) == sorted(_commands(get_command(app)))
+    assert sorted(COMMANDS) == sorted(_commands(every_command()))
     assert set(_subclasses(TableSink)) == SINKS.keys()
 
 

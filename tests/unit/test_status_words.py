@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from seekpoint.cli.app import app
+from seekpoint.cli.app import every_command
 from support.command import seekpoint
 
 AWAY = ["--database-url", "postgresql://nobody@127.0.0.1:1/none"]
@@ -26,7 +25,7 @@ AWAY = ["--database-url", "postgresql://nobody@127.0.0.1:1/none"]
     ],
 )
 def test_watch_may_be_without_its_seconds(words: list[str], watch: float | None, groups: list[str]) -> None:
-    program: Any = get_command(app)
+    program: Any = every_command()
     found = program.commands["status"].make_context("status", [*AWAY, *words]).params
     assert (found["watch"], [*found["groups"]]) == (watch, groups)
 

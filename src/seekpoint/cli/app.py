@@ -1,35 +1,35 @@
-"""The commands, put together."""
+"""The commands, put together: each one's module is imported when the command is called."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
+from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from seekpoint.cli import (
-    batch,
-    db,
-    dead_letters,
-    dev,
-    doctor,
-    errors,
-    explain,
-    export,
-    exporter,
-    groups,
-    kafka_offsets,
-    losses,
-    offsets,
-    reload,
-    reprocess,
-    run,
-    status,
-    ui,
-    verify,
-)
+_LOADERS: dict[str, Callable[[], Any]] = {}
+
+
+class _Commands(TyperGroup):
+    """The commands by name and help alone; the one that is called takes its entry's place."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command of the first word, its module imported, and the words after it."""
+        name, entry, words = super().resolve_command(ctx, args)
+        if name is None or entry is None:
+            return name, entry, words
+        try:
+            return name, _command(name), words
+        except KeyboardInterrupt:  # the imports take their time
+            sys.stderr.write("aborted\n")
+            raise typer.Exit(130) from None
+
 
 app = typer.Typer(
     name="seekpoint",
@@ -39,27 +39,46 @@ app = typer.Typer(
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    cls=_Commands,
 )
-app.add_typer(db.app, name="db")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.command("run", no_args_is_help=True)(run.run)
-app.command("status", cls=status.StatusCommand)(status.status)
-app.add_typer(groups.app, name="groups")
-offsets.app.command("import", no_args_is_help=True)(kafka_offsets.import_offsets)
-offsets.app.command("mirror", no_args_is_help=True)(kafka_offsets.mirror_offsets)
-app.add_typer(offsets.app, name="offsets")
-app.add_typer(losses.lost, name="lost")
-app.add_typer(losses.topics, name="topics")
-app.command("doctor")(doctor.doctor)
-app.command("ui")(ui.ui)
-app.add_typer(reload.app, name="reload")
-app.command("reprocess", no_args_is_help=True)(reprocess.reprocess)
-app.command("verify", no_args_is_help=True)(verify.verify)
-app.command("batch", no_args_is_help=True)(batch.batch)
-app.command("export", no_args_is_help=True)(export.export)
-app.command("exporter")(exporter.exporter)
-app.command("explain", no_args_is_help=True)(explain.explain)
-app.add_typer(dev.app, name="dev")
+
+
+@cache
+def _command(name: str) -> Any:
+    return _LOADERS[name]()
+
+
+def every_command() -> Any:
+    """The whole program, for what reads all commands and their options: it imports the module of each."""
+    program: Any = typer.main.get_command(app)
+    program.commands.update({name: _command(name) for name in _LOADERS})
+    return program
+
+
+def _entry(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Makes a command of a function that imports it; the docstring is its line in the program's help."""
+
+    def decorate(load: Callable[[], Any]) -> Callable[[], Any]:
+        _LOADERS[name] = load
+        app.command(name, help=joined(inspect.getdoc(load) or ""))(load)
+        return load
+
+    return decorate
+
+
+def _single(name: str, function: Callable[..., Any], **options: Any) -> Any:
+    outer = typer.Typer(add_completion=False)
+    outer.command(name, **options)(function)
+    _join_lines(outer)
+    return typer.main.get_command(outer)
+
+
+def _group(name: str, commands: typer.Typer) -> Any:
+    outer = typer.Typer(add_completion=False)
+    outer.add_typer(commands, name=name)
+    _join_lines(outer)
+    program: Any = typer.main.get_command(outer)
+    return program.commands[name]
 
 
 def _join_lines(commands: typer.Typer) -> None:
@@ -77,7 +96,157 @@ def joined(text: str) -> str:
     return re.sub(r"(?<!\n)\n(?![\n\s]|[-*] )", " ", text)
 
 
-_join_lines(app)
+@_entry("run")
+def _run() -> Any:
+    """Run workers until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts."""
+    from seekpoint.cli.run import run
+
+    return _single("run", run, no_args_is_help=True)
+
+
+@_entry("status")
+def _status() -> Any:
+    """Show groups: positions, ends of logs, lag in records and in time, retention headroom, dead letters,
+    workers.
+    """
+    from seekpoint.cli.status import StatusCommand, status
+
+    return _single("status", status, cls=StatusCommand)
+
+
+@_entry("doctor")
+def _doctor() -> Any:
+    """Look for what is wrong, or soon will be, and say what to do. Writes nothing."""
+    from seekpoint.cli.doctor import doctor
+
+    return _single("doctor", doctor)
+
+
+@_entry("ui")
+def _ui() -> Any:
+    """Serve the console of a ledger at http://HOST:PORT until SIGTERM or Ctrl-C."""
+    from seekpoint.cli.ui import ui
+
+    return _single("ui", ui)
+
+
+@_entry("reprocess")
+def _reprocess() -> Any:
+    """Apply a bounded range of a partition again, while workers run; the group's position stays where it is."""
+    from seekpoint.cli.reprocess import reprocess
+
+    return _single("reprocess", reprocess, no_args_is_help=True)
+
+
+@_entry("verify")
+def _verify() -> Any:
+    """Rebuild the tables of these pipelines from the log beside the live ones, compare at the same
+    offsets, drop it.
+    """
+    from seekpoint.cli.verify import verify
+
+    return _single("verify", verify, no_args_is_help=True)
+
+
+@_entry("batch")
+def _batch() -> Any:
+    """Apply what is new in a pipeline's topics as one job: rows, dead letters and offsets in one transaction."""
+    from seekpoint.cli.batch import batch
+
+    return _single("batch", batch, no_args_is_help=True)
+
+
+@_entry("export")
+def _export() -> Any:
+    """Write the records that a group has applied, and that the archive does not have yet, to the archive."""
+    from seekpoint.cli.export import export
+
+    return _single("export", export, no_args_is_help=True)
+
+
+@_entry("exporter")
+def _exporter() -> Any:
+    """Serve metrics of all groups of a ledger to Prometheus, at http://HOST:PORT/metrics, until SIGTERM
+    or Ctrl-C.
+    """
+    from seekpoint.cli.exporter import exporter
+
+    return _single("exporter", exporter)
+
+
+@_entry("explain")
+def _explain() -> Any:
+    """Explain what a pipeline does with its records, and what a running group guarantees."""
+    from seekpoint.cli.explain import explain
+
+    return _single("explain", explain, no_args_is_help=True)
+
+
+@_entry("db")
+def _db() -> Any:
+    """The ledger's tables: upgrade, downgrade, sql, check, revision; and its roles."""
+    from seekpoint.cli.db import app as group
+
+    return _group("db", group)
+
+
+@_entry("dead-letters")
+def _dead_letters() -> Any:
+    """Records that were passed and not applied: list, show, replay, discard, export, purge."""
+    from seekpoint.cli.dead_letters import app as group
+
+    return _group("dead-letters", group)
+
+
+@_entry("groups")
+def _groups() -> Any:
+    """List groups; pause one, resume it, forget it."""
+    from seekpoint.cli.groups import app as group
+
+    return _group("groups", group)
+
+
+@_entry("offsets")
+def _offsets() -> Any:
+    """Reset a group's positions by plan; import, mirror and export them."""
+    from seekpoint.cli import kafka_offsets  # noqa: F401 -- it adds two commands to the group
+    from seekpoint.cli.offsets import app as group
+
+    return _group("offsets", group)
+
+
+@_entry("lost")
+def _lost() -> Any:
+    """Offsets that no worker applies: list them; accept a loss."""
+    from seekpoint.cli.losses import lost
+
+    return _group("lost", lost)
+
+
+@_entry("topics")
+def _topics() -> Any:
+    """Topics that were created again: accept one."""
+    from seekpoint.cli.losses import topics
+
+    return _group("topics", topics)
+
+
+@_entry("reload")
+def _reload() -> Any:
+    """Tables rebuilt from the log: run, resume, status, abort, sweep."""
+    from seekpoint.cli.reload import app as group
+
+    return _group("reload", group)
+
+
+@_entry("dev")
+def _dev() -> Any:
+    """Start a throwaway Postgres and a throwaway Kafka, print their URLs, and remove both on Ctrl-C. The
+    commands below work on the pair that runs, and on other servers that are named.
+    """
+    from seekpoint.cli.dev import app as group
+
+    return _group("dev", group)
 
 
 def _show_version(wanted: bool) -> None:
@@ -98,5 +267,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    from seekpoint.cli import errors
+
     before = errors.with_traceback.set(traceback)
     context.call_on_close(lambda: errors.with_traceback.reset(before))

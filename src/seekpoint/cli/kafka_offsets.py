@@ -9,10 +9,12 @@ import typer
 
 from seekpoint.admin import ImportPlan, MirrorPlan
 from seekpoint.cli.losses import admin_of
+from seekpoint.cli.offsets import app
 from seekpoint.cli.options import Actor, Apply, Group, KafkaOptions, LedgerOptions, Reason, command
 from seekpoint.cli.output import answer
 
 
+@app.command("import", no_args_is_help=True)
 @command
 def import_offsets(
     group: Group,
@@ -44,6 +46,7 @@ def import_offsets(
     _print(plan, title, ledger, is_applied=apply)
 
 
+@app.command("mirror", no_args_is_help=True)
 @command
 def mirror_offsets(
     group: Group,

@@ -46,10 +46,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[set[Partition]]:
         found.append(set(partitions))
         return hold(self, tx, expected)
 
-    def checked(self: Ledger, tx: Any, moves: Sequence[Move], transaction: str | None = None) -> list[Claim]:
+    def checked(self: Ledger, tx: Any, moves: Sequence[Move], *more: Any) -> list[Claim]:
         moves = list(moves)
         assert {move.claim.partition for move in moves} <= found[-1]
-        return advance(self, tx, moves, transaction)
+        return advance(self, tx, moves, *more)
 
     monkeypatch.setattr(Ledger, "hold", noted)
     monkeypatch.setattr(Ledger, "advance", checked)

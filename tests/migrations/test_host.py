@@ -370,7 +370,6 @@ class TestVersionLocation:
         host.run(command.upgrade, "heads")
         assert_complete(engine)
 
-    @pytest.mark.long
     def test_the_second_revision(self, host: Host, engine: Engine, second_revision: str) -> None:
         host.add_version_location()
         host.run(command.upgrade, "a1")

@@ -217,7 +217,6 @@ def test_two_processes_upgrade_at_once(engine: Engine, database_url: str) -> Non
     assert (made(engine), at(engine)) == (OURS, schema.HEAD)
 
 
-@pytest.mark.long
 def test_threads_upgrade_schemas_of_their_own(engine: Engine) -> None:
     """Alembic's ``op`` is global to the process: two threads using it at once could build in the wrong schema."""
     names = [f"ledger_{number}" for number in range(6)]

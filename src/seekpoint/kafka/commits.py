@@ -14,6 +14,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 
 from seekpoint.errors import Fenced, KafkaUnavailable
 from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.members import members
 from seekpoint.kafka.questions import AskingClient, Wait
 from seekpoint.records import Partition
 
@@ -68,6 +69,9 @@ def read_commits(
         futures = client.admin.list_consumer_group_offsets(asked, require_stable=True, request_timeout=timeout)
         return futures[group].result
 
+    # librdkafka 2.16 follows a null pointer where a broker that is not the group's coordinator, yet or any more, gets
+    # this question from an admin client. A question that it survives finds out first that there is a coordinator.
+    members(identity, [group])
     try:
         found = identity.question(send).answer().topic_partitions or []
         failed = {Partition(at.topic, at.partition): at.error for at in found if at.error is not None}

@@ -108,7 +108,6 @@ def test_a_verify_that_is_stopped_leaves_nothing(terminal: Terminal, shop: Shop)
     assert [run["state"] for run in terminal.look("reload", "status") if run["is_open"]] == []
 
 
-@pytest.mark.long
 def test_a_verify_that_was_broken_off_is_listed_as_one(terminal: Terminal, shop: Shop) -> None:
     def stop(what: str, _done: int, _of: int) -> None:
         if what == "comparing":

@@ -14,9 +14,11 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import pytest
+from confluent_kafka import KafkaException, TopicPartition
 
 from seekpoint import Limits, Partition, events
 from seekpoint.errors import OffsetLost, PartitionStopped, TopicRecreated, TopicUnknown
+from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Answer
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.worker.assignment import claiming as claims
@@ -114,6 +116,41 @@ def test_i4_a_decided_stop_does_not_come_back(scene: Scene, protocol: Protocol) 
         stops = [event.error for event in run.seen.all(events.PartitionStopped)]
         assert sorted(stop.partition.number for stop in stops) == [0, 1, 2, 3]
         assert all("retention has passed it" in str(stop) for stop in stops)
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "848"], indirect=True)
+def test_a_position_that_the_brokers_refuse_before_the_seek_stops_its_partition(
+    scene: Scene, protocol: Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has ended the partition answers each seek with an error, for as long as it is assigned."""
+    name, stored = scene.log(10, 1)
+    scene.finish(scene.worker(name, kafka=protocol), name, stored)
+    scene.produce(name, 50, partition=0)
+    trim(scene.admin, name, 30, partition=0)
+    seek_first, refused = Client._seek_first, list[bool]()
+
+    def seek_late(client: Client, at: TopicPartition) -> None:
+        refused.clear()
+        until(lambda: _is_refused(client, at, refused), "the brokers' answer to the fetch")
+        seek_first(client, at)
+
+    monkeypatch.setattr(Client, "_seek_first", seek_late)
+    run = scene.worker(name, kafka=protocol)
+    stop = run.seen.wait_for(events.PartitionStopped).error
+    run.stop()
+    assert "retention has passed it" in str(stop)
+    assert not run.seen.all(events.KafkaTrouble)
+
+
+def _is_refused(client: Client, at: TopicPartition, refused: list[bool]) -> bool:
+    """Whether the last twenty seeks have failed: one alone may have met the end of the fetch before."""
+    try:
+        client._consumer.seek(at)
+    except KafkaException:
+        refused.append(True)
+    else:
+        refused.clear()
+    return len(refused) >= 20
 
 
 def test_i4_the_stop_of_a_recreated_topic_does_not_come_back(scene: Scene, protocol: Protocol) -> None:

@@ -34,6 +34,7 @@ OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 FATAL = KafkaError._FATAL  # noqa: SLF001 -- what comes in the place of a record; its fatal() says False
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
 SEEK_TIMEOUT = 5.0  # seconds for what takes milliseconds
+REFUSED = 1.5  # seconds without success after which the brokers are taken to have refused the position meanwhile
 SLICE = 0.01  # seconds: how long a rebalance may go unnoticed while a record is waited for
 _NO_RIGHT = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -121,7 +122,7 @@ class Client:
             self._consumer.resume(tps)  # a pause outlives revocation and re-assignment
             for p, (offset, epoch) in fresh.items():
                 if epoch is not None:  # only seek lets the broker check the epoch, and so see a truncated log
-                    self._seek(_at(p, offset, epoch))
+                    self._seek_first(_at(p, offset, epoch))
 
     def _assign(self, fresh: list[_TopicPartition], others: Mapping[Partition, int]) -> None:
         """Make the whole assignment again; paused partitions stay paused."""
@@ -129,12 +130,27 @@ class Client:
         if paused := [_TopicPartition(*p) for p in others if p in self._paused]:
             self._consumer.pause(paused)
 
-    def _seek(self, at: _TopicPartition) -> None:
+    def _seek_first(self, at: _TopicPartition) -> None:
+        """Seek to where it was just assigned, and assign it again where the brokers were faster.
+
+        They refuse a position that is out of range. Then the client has ended this partition, and a seek is too late
+        for as long as it is assigned.
+        """
+        try:
+            self._seek(at, REFUSED)
+        except KafkaException as error:
+            if self._eager or error.args[0].code() not in _NOT_YET:
+                raise
+            self._unassign(_named([at]))
+            self._consumer.incremental_assign([_TopicPartition(at.topic, at.partition, at.offset)])
+            self._seek(at)
+
+    def _seek(self, at: _TopicPartition, timeout: float = SEEK_TIMEOUT) -> None:
         """Seek to where it was just assigned; repeated for some milliseconds, while the client ends the previous fetch.
 
         It answers _STATE meanwhile, often so where the partition was being read.
         """
-        pause, deadline = threading.Event(), monotonic() + SEEK_TIMEOUT
+        pause, deadline = threading.Event(), monotonic() + timeout
         while True:
             try:
                 self._consumer.seek(at)

@@ -42,9 +42,9 @@ def asked_by() -> Callable[[], Questions]:
     """Questions whose client was answered once."""
 
     def make() -> Questions:
-        made = Questions({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, lambda _: None)
-        made.client.is_connected = True
-        return made
+        known = Questions({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, lambda _: None)
+        known.client.is_connected = True
+        return known
 
     return make
 

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka import librdkafka
-from seekpoint.kafka.questions import AskingClient, Question, Questions, Send, Wait, answers, in_background
+from seekpoint.kafka.questions import AskingClient, Question, Questions, Send, Wait, answers, each_answer, in_background
 
 T = TypeVar("T")
 Described = dict[str, Any]  # what the brokers answer about each topic, or their error
@@ -173,10 +173,7 @@ def _topic_id(answer: Any) -> Any:
 
 def _existing(topics: Collection[str], question: Question[Described]) -> dict[str, Any]:
     """What the brokers answer about each topic, None for one that does not exist. Raises KafkaUnavailable."""
-    try:
-        described = question.answer()
-    except (KafkaException, TimeoutError) as error:
-        described = dict.fromkeys(topics, error)
+    described = each_answer(question, topics)
     return {topic: _unless_missing(topic, described[topic]) for topic in topics}
 
 

@@ -10,7 +10,7 @@ from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.questions import AskingClient, Wait, answers
+from seekpoint.kafka.questions import AskingClient, Wait, answers, each_answer
 
 _NO_ANSWER = {KafkaError.GROUP_AUTHORIZATION_FAILED}
 # Of the classic protocol: the other one gives partitions to members one by one, and waits for none of them.
@@ -51,11 +51,7 @@ def _describe(
         futures = client.admin.describe_consumer_groups(sorted(groups), request_timeout=timeout)
         return lambda seconds: answers(futures, seconds)
 
-    try:
-        described = identity.question(send).answer()
-    except (KafkaException, TimeoutError) as error:
-        described = dict.fromkeys(groups, error)
-    return {group: _known(group, answer) for group, answer in described.items()}
+    return {group: _known(group, answer) for group, answer in each_answer(identity.question(send), groups).items()}
 
 
 def _known(group: str, answer: Any) -> tuple[ConsumerGroupState | None, list[Member]] | None:

@@ -8,7 +8,7 @@ in again. librdkafka (2.10 and later) then forgets all that it knew, and may nev
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from time import monotonic
@@ -70,6 +70,14 @@ def answers(futures: Mapping[K, Future[T]], timeout: float) -> dict[K, T | Kafka
     if errors and len(errors) == len(values) and not any(map(is_answer, errors)):
         raise errors[0]
     return values
+
+
+def each_answer(question: Question[dict[K, Any]], keys: Iterable[K]) -> dict[K, Any]:
+    """The value or the error of each part; where no broker answered, that error for each key."""
+    try:
+        return question.answer()
+    except (KafkaException, TimeoutError) as error:
+        return dict.fromkeys(keys, error)
 
 
 def _is_loading(error: KafkaException | TimeoutError) -> bool:

@@ -12,7 +12,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # no
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka.commits import read_commits
 from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.questions import AskingClient, Wait, answers
+from seekpoint.kafka.questions import AskingClient, Wait, answers, each_answer
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
 
@@ -58,22 +58,15 @@ class Watermarks:
         """The answers. Raises KafkaUnavailable where one is missing, unless those are to be left out (``skip``)."""
         if not specs:
             return {}
-        left = self._identity.connect({partition.topic for partition in specs})
+        logs = {TopicPartition(partition.topic, partition.number): spec for partition, spec in specs.items()}
 
         def send(client: AskingClient, timeout: float) -> Wait[dict[TopicPartition, Any]]:
-            futures = client.admin.list_offsets(
-                {TopicPartition(partition.topic, partition.number): spec for partition, spec in specs.items()},
-                isolation_level=self._isolation,
-                request_timeout=timeout,
-            )
+            futures = client.admin.list_offsets(logs, isolation_level=self._isolation, request_timeout=timeout)
             return lambda seconds: answers(futures, seconds)
 
-        try:
-            described = self._identity.question(send, left).answer()
-        except (KafkaException, TimeoutError) as error:
-            described = {TopicPartition(partition.topic, partition.number): error for partition in specs}
+        left = self._identity.connect({partition.topic for partition in specs})
         edges: dict[Partition, Edge] = {}
-        for log, answer in described.items():
+        for log, answer in each_answer(self._identity.question(send, left), logs).items():
             if not isinstance(answer, KafkaException | TimeoutError):
                 edges[Partition(log.topic, log.partition)] = Edge.of(answer)
             elif not skip:

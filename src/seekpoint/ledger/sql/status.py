@@ -96,27 +96,27 @@ INSERT_SAMPLES = insert(position_sample).from_select(
     ).where(*is_row_of(SAMPLED), offset.owner == bindparam("its_owner", type_=Uuid)),
 )
 PRUNED = unnest("pruned", topic=Text, partition=Integer)
-_earlier = position_sample.alias("earlier")
-_of_one = (sample.consumer_group == GROUP, sample.topic == PRUNED.c.topic, sample.partition == PRUNED.c.partition)
-# Of a day ago and before, the first one of each hour is kept, for a month.
-PRUNE_SAMPLES = delete(position_sample).where(
-    *_of_one,
-    or_(
-        sample.at < _now - cast(literal_column("'30 days'"), Interval),
-        and_(
-            sample.at < _now - cast(literal_column("'1 day'"), Interval),
-            select(literal_column("1"))
-            .where(
-                _earlier.c.consumer_group == sample.consumer_group,
-                _earlier.c.topic == sample.topic,
-                _earlier.c.partition == sample.partition,
-                _earlier.c.at < sample.at,
-                _earlier.c.at >= func.date_trunc(literal("hour", Text), sample.at, type_=DateTime(timezone=True)),
-            )
-            .exists(),
-        ),
-    ),
+_hour = func.date_trunc(literal("hour", Text), sample.at, type_=DateTime(timezone=True))
+_row = literal_column("position_sample.ctid")
+_old = (
+    select(
+        _row.label("ctid"),
+        sample.at,
+        func.row_number().over(partition_by=[sample.topic, sample.partition, _hour], order_by=sample.at).label("place"),
+    )
+    .where(
+        sample.consumer_group == GROUP,
+        sample.topic == PRUNED.c.topic,
+        sample.partition == PRUNED.c.partition,
+        sample.at < _now - cast(literal_column("'1 day'"), Interval),
+    )
+    .subquery("old")
 )
+_a_month_ago = _now - cast(literal_column("'30 days'"), Interval)
+_pruned = select(_old.c.ctid).where(or_(_old.c.place > 1, _old.c.at < _a_month_ago))
+# Of a day ago and before, the first one of each hour is kept, for a month. Rows are found by their address and in one
+# pass: a comparison of each row with the earlier ones is quadratic where the server has no statistics yet.
+PRUNE_SAMPLES = delete(position_sample).where(_row == func.any(func.array(_pruned.scalar_subquery())))
 
 # -- what pipelines declare --------------------------------------------------------------------------------------
 

@@ -115,12 +115,20 @@ class StartDelayed(Event):
 
 
 class Started(Event):
-    """The worker runs: brokers and database have answered, and the ledger's schema is at the right revision."""
+    """The worker runs: brokers and database have answered, and the ledger's schema is at the right revision.
+
+    ``tables`` are those that sinks and handler write, each with its schema: as the engine's ``schema_translate_map``
+    and the session's search path have it. Empty where a lock kept the worker from reading them.
+    """
 
     level = logging.INFO
-    text = "group {group}, owner {owner:.8}"
     group: str
     owner: str
+    tables: tuple[str, ...] = ()
+
+    def _message(self) -> str:
+        tables = f", writes {_listed(self.tables)}" if self.tables else ""
+        return f"group {self.group}, owner {self.owner:.8}{tables}"
 
 
 class PoolerDetected(Event):

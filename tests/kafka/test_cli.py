@@ -39,6 +39,29 @@ from support.waiting import until
 COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
 # -- explain ---------------------------------------------------------------------------------------------
 
+TENANT = """\
+engine = create_engine("{url}").execution_options(schema_translate_map={{"tenant": "{schema}"}})
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[Append("all", columns=["v"])],
+    handle=lambda tx, batch: None, writes=["tenant.other"])
+worker = Worker(pipe, engine=engine, kafka={{"bootstrap.servers": "localhost:1"}})
+"""
+
+
+def test_explain_names_the_tables_with_their_schemas(place: Place) -> None:
+    """A sink's by the search path, a handler's by the translation of the worker's engine; without a database, too."""
+    module = place.module(
+        "from seekpoint import Append, Pipeline, Text, Worker",
+        "from sqlalchemy import create_engine",
+        *TENANT.splitlines(),
+    )
+    place.sql("CREATE TABLE {schema}.all (v text)", "CREATE TABLE {schema}.other (v text)")
+    assert f"<lambda>, which writes {place.schema}.other" in seekpoint("explain", f"{module}:worker").stdout
+    url = f"{place.url}?options=-csearch_path%3D{place.schema}"
+    lines = seekpoint("explain", f"{module}:worker", "--database-url", url).stdout.splitlines()
+    assert f"Append('all') writes {place.schema}.all" in lines
+    assert lines[-1].endswith(f"<lambda>, which writes {place.schema}.other")
+
+
 UPSERTED = """\
 def handle(tx, batch): pass
 keep = Upsert("{schema}.kept", key=["id"], columns=["id", "at"], order_by="at", row=lambda r: (r.key, r.value))
@@ -68,7 +91,9 @@ def test_explain_shows_the_write_strategies_of_a_pipeline(place: Place) -> None:
     unwritten = seekpoint(*looked, exits=2)
     assert f"relation '{place.schema}.other' does not exist; create the table" in unwritten.stderr
     place.sql("CREATE TABLE {schema}.other (v text)")
-    kept, every = json.loads(seekpoint(*looked).stdout)["sinks"]
+    explained = json.loads(seekpoint(*looked).stdout)
+    assert explained["writes"] == [f"{place.schema}.other"]
+    kept, every = explained["sinks"]
     assert kept["strategies"]["copy"].startswith("more rows, while")
     assert every["strategies"] == {"copy": "COPY into the table; INSERT where there are few rows"}
     place.sql("ALTER TABLE {schema}.kept RENAME TO base", "CREATE VIEW {schema}.kept AS TABLE {schema}.base")

@@ -147,3 +147,18 @@ def test_a_table_of_a_handler_has_the_engines_translation(ground: Ground, start_
     start_handler("written", engine=tenant).placed()
     with pytest.raises(ConfigError, match=r"writes='nobody\.written': relation 'no_such\.written' does not exist"):
         start_handler("nobody.written", engine=tenant)
+
+
+def test_the_start_says_which_tables_are_written(
+    ground: Ground, group: str, topic: Callable[..., str], run_worker: Callable[..., Run]
+) -> None:
+    """With their schemas: the handler's by the engine's translation, the sink's by its own name."""
+    ground.create("v text", "written")
+    sink = Append(ground.create("v text"), columns=["v"])
+    pipeline = Pipeline(
+        group, topics=topic(), value=Json(), sinks=[sink], handle=lambda tx, batch: None, writes=["own.written"]
+    )
+    run = run_worker(pipeline, engine=ground.engine.execution_options(schema_translate_map={"own": ground.schema}))
+    started = run.seen.wait_for(events.Started)
+    assert started.tables == (f"{ground.schema}.t", f"{ground.schema}.written")
+    assert str(started).endswith(f", writes {ground.schema}.t, {ground.schema}.written")

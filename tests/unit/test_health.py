@@ -31,7 +31,7 @@ def after(*seen: Event, stale_after: float = 60.0) -> Health:
 
 
 def started(at: float | None = None) -> events.Started:
-    return events.Started(group="g", owner="o", **({} if at is None else {"at": at}))
+    return events.Started(group="g", owner="o") if at is None else events.Started(group="g", owner="o", at=at)
 
 
 def placed(partition: Partition, offset: int) -> events.Activated:

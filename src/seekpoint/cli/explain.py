@@ -15,10 +15,13 @@ from seekpoint.errors import ConfigError
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Sink
+from seekpoint.pipeline.written_tables import Translation, translated
+from seekpoint.postgres.engine import schema_translation
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert.strategy import described
-from seekpoint.worker.import_by_name import load_pipeline
+from seekpoint.worker.import_by_name import load
+from seekpoint.worker.worker import Worker
 
 APPENDS = {
     "copy": {"copy": "COPY into the table; INSERT where there are few rows"},
@@ -52,11 +55,10 @@ def explain(
     if ":" not in target:
         _explain_group(target, database_url, schema, as_json=as_json)
         return
-    pipeline = load_pipeline(target, from_here=True)
-    found = describe(pipeline, one_off_engine(database_url) if database_url else None)
-    if database_url:
-        with one_off_engine(database_url).connect() as look:
-            pipeline.check_writes(look)
+    declared = load(target, from_here=True)
+    pipeline = declared.pipeline if isinstance(declared, Worker) else declared
+    translation = schema_translation(declared.engine) if isinstance(declared, Worker) else {}
+    found = describe(pipeline, one_off_engine(database_url) if database_url else None, translation)
     answer(found, *_lines(found), as_json=as_json)
     if not database_url and pipeline.tables:
         typer.echo(UNSEEN, err=True)
@@ -79,16 +81,27 @@ def _explain_group(name: str, database_url: str | None, schema: str, *, as_json:
     answer(asdict(found), *lines, as_json=as_json)
 
 
-def describe(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
-    """What the command prints, for machines; with an engine its tables are checked, too."""
-    handle = pipeline.handle
+def describe(pipeline: Pipeline, engine: Engine | None, translation: Translation | None = None) -> dict[str, Any]:
+    """What the command prints, for machines; with an engine its tables are checked, too, and have their schemas.
+
+    ``translation`` is the ``schema_translate_map`` of a worker's engine, which applies to what the handler writes.
+    """
+    handle, translation = pipeline.handle, translation or {}
+    sinks = [_sink(pipeline, sink, engine) for sink in pipeline.sinks]
+    writes = [translated(name, translation) for name in pipeline.writes]
+    if engine is not None:
+        with engine.execution_options(schema_translate_map=translation).connect() as look:
+            tables = pipeline.sinks_tables(look)
+            writes = [*pipeline.handlers_tables(look).values()]
+        for sink in sinks:
+            sink["tables"] = [tables[name] for name in sink["tables"]]
     return {
         "group": pipeline.group,
         "topics": list(pipeline.topics),
         "on_poison": pipeline.on_poison.value,
-        "sinks": [_sink(pipeline, sink, engine) for sink in pipeline.sinks],
+        "sinks": sinks,
         "handler": None if handle is None else getattr(handle, "__qualname__", repr(handle)),
-        "writes": list(pipeline.writes),
+        "writes": writes,
     }
 
 
@@ -123,7 +136,7 @@ def _check(pipeline: Pipeline, sink: Append | AppendArrow | Upsert, engine: Engi
 def _lines(declared: dict[str, Any]) -> list[str]:
     lines = [f"{declared['group']} reads {', '.join(declared['topics'])}; a poison record: {declared['on_poison']}"]
     for sink in declared["sinks"]:
-        lines.append(sink["sink"])
+        lines.append(f"{sink['sink']} writes {', '.join(sink['tables'])}")
         if "key" in sink:
             lines.append(f"  one row for each {', '.join(sink['key'])}: {sink['newest']}")
         lines += [f"  {strategy:<7} {when}" for strategy, when in sink.get("strategies", {}).items()]

@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import FunctionType
 from typing import Any, Generic, Literal, Never, TypedDict, Unpack, overload
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from typing_extensions import TypeVar
 
 from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_decoder
@@ -22,6 +22,7 @@ from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
 from seekpoint.pipeline.sink import CheckedSink, Handler, K, Row, Sink, V, ValueSink
 from seekpoint.pipeline.table_path import TableName, table_path
+from seekpoint.pipeline.written_tables import Translation, translated, with_schemas
 from seekpoint.records import LazyRecords, RawRecord, Record
 
 # What ends the process. Other BaseExceptions are a record's: a panic in Rust, a cancelled task.
@@ -34,16 +35,6 @@ T = TypeVar("T")
 _CheckedLast = Callable[[V], Never]
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # what a broker accepts as a topic's name
-
-
-_EXISTS = text(
-    """
-SELECT EXISTS (
-    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.relname = :table AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relpersistence <> 't'
-          AND CASE WHEN :schema = '' THEN pg_catalog.pg_table_is_visible(c.oid) ELSE n.nspname = :schema END)
-"""
-)
 
 
 class _Options(TypedDict, total=False):
@@ -183,13 +174,13 @@ class Pipeline(Generic[V, K]):
         """Every table that the pipeline declares to write."""
         return tuple(sorted({*self.writes, *(table for sink in self.sinks for table in sink.tables)}))
 
-    def tables_by_topic(self, translate: Mapping[str | None, str | None] | None = None) -> dict[str, tuple[str, ...]]:
+    def tables_by_topic(self, translate: Translation | None = None) -> dict[str, tuple[str, ...]]:
         """The tables that each topic's records are written to, by sinks that take it and by the handler, as declared.
 
         ``translate`` is the engine's ``schema_translate_map``, which applies to the handler's statements; sinks write
         the table that they name.
         """
-        writes = [_translated(name, translate or {}) for name in self.writes]
+        writes = [translated(name, translate or {}) for name in self.writes]
         return {
             topic: tuple(sorted({*writes, *(name for s in self.sinks if s.takes(topic) for name in s.tables)}))
             for topic in self.topics
@@ -246,27 +237,41 @@ class Pipeline(Generic[V, K]):
         except BaseException:  # noqa: BLE001 -- found again, with its record, one by one
             return None
 
-    def check_tables(self, tx: Connection) -> None:
-        """Check that the sinks' tables take their rows. Raises ConfigError where a table, column or right is missing.
+    def check_tables(self, tx: Connection) -> tuple[str, ...]:
+        """Check that the sinks' tables take their rows; returns all tables that are written, each with its schema.
 
-        The columns of rows that ``row=`` makes are not known before the first record. Of the tables in ``writes`` only
-        the existence is checked: columns and rights that the handler needs are not known.
+        Raises ConfigError where a table, column or right is missing. The columns of rows that ``row=`` makes are not
+        known before the first record. Of the tables in ``writes`` only the existence is checked: columns and rights
+        that the handler needs are not known.
         """
         for sink in self.sinks:
             if isinstance(sink, CheckedSink):
                 sink.check(tx, self.codecs_of(sink))
-        self.check_writes(tx)
+        return tuple(sorted({*self.sinks_tables(tx).values(), *self.handlers_tables(tx).values()}))
 
-    def check_writes(self, tx: Connection) -> None:
-        """Raise ConfigError for a table in ``writes`` that this connection does not find."""
-        translate = tx.get_execution_options().get("schema_translate_map") or {}
-        for name in self.writes:
-            schema, _, table = (found := _translated(name, translate)).rpartition(".")
-            if not tx.execute(_EXISTS, {"schema": schema, "table": table}).scalar_one():
+    def sinks_tables(self, tx: Connection) -> dict[str, str]:
+        """The tables that sinks write on this connection, each with its schema, by the sink's name for it.
+
+        A name that the connection finds no table by stays as it is: sinks of users may name other things.
+        """
+        names = [name for sink in self.sinks for name in sink.tables]
+        return {**dict(zip(names, names, strict=True)), **with_schemas(tx, names)}
+
+    def handlers_tables(self, tx: Connection) -> dict[str, str]:
+        """The tables that the handler writes on this connection, each with its schema, by their names in ``writes``.
+
+        Raises ConfigError for one that is missing.
+        """
+        translation = tx.get_execution_options().get("schema_translate_map") or {}
+        names = {name: translated(name, translation) for name in self.writes}
+        tables = with_schemas(tx, [*names.values()])
+        for name, relation in names.items():
+            if relation not in tables:
                 raise ConfigError(
-                    f"{self!r}: writes={name!r}: relation {found!r} does not exist; create the table, or correct its "
-                    "name (with its schema, where the search_path does not have it)"
+                    f"{self!r}: writes={name!r}: relation {relation!r} does not exist; create the table, or correct "
+                    "its name (with its schema, where the search_path does not have it)"
                 )
+        return {name: tables[relation] for name, relation in names.items()}
 
     def codecs_of(self, sink: Sink) -> list[Codec]:
         """The codecs of this sink's topics."""
@@ -337,12 +342,6 @@ def shown_handler(handle: Handler) -> str:
     return (
         f"the handler {getattr(handle, '__module__', '?')}.{getattr(handle, '__qualname__', type(handle).__qualname__)}"
     )
-
-
-def _translated(name: str, translate: Mapping[str | None, str | None]) -> str:
-    schema, dot, table = name.rpartition(".")
-    schema_now = translate.get(schema if dot else None)
-    return name if schema_now is None else f"{schema_now}.{table}"
 
 
 def _check_handler(pipeline: str, handle: object) -> None:

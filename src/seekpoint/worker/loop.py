@@ -85,6 +85,7 @@ class Loop:
         self._config = consumer_config(kafka, group=pipeline.group)
         self._partitions = partitions
         self._stopwatch = stopwatch or Stopwatch()
+        self._tables: tuple[str, ...] = ()  # those that are written, each with its schema
         self._trouble: events.Event | None = None
         self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
         self._lag_at = 0.0
@@ -258,7 +259,7 @@ class Loop:
         try:
             with self._ledger.engine.connect() as connection:  # its transaction is rolled back at the end
                 connection.execute(wait, {"wait": f"{max(1, round(self._limits.claim_wait * 1000))}ms"})
-                self._pipeline.check_tables(connection)
+                self._tables = self._pipeline.check_tables(connection)
         except Exception as error:
             if not is_transient(error):
                 raise
@@ -318,7 +319,8 @@ class Loop:
         )
         self._is_open = True
         self._assignment.join()
-        self._announce(events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex))
+        group, owner = self._pipeline.group, self._ledger.owner.hex
+        self._announce(events.Started(group=group, owner=owner, tables=self._tables))
 
     def _close(self, leave_within: float, *, has_failed: bool) -> None:
         """Release the claims and leave the group. An error of that does not replace the one that ended the worker."""

@@ -81,7 +81,7 @@ class Terminal:
         """Start the command in a process of its own."""
         command, options = _split(words)
         return subprocess.Popen(
-            [*COMMAND, *command, f"{self.module}:{name}", *options, *self.servers],
+            [*COMMAND, *command, f"{self.module}:{name}", *self.servers, *options],
             cwd=self.folder,
             env={**os.environ, **env},
             stdout=subprocess.PIPE,

@@ -30,6 +30,7 @@ from seekpoint.postgres.sqlstates import (
     INVALID_PASSWORD,
     UNDEFINED_COLUMN,
     UNDEFINED_TABLE,
+    was_interrupted,
 )
 from seekpoint.records import notes, users_line
 
@@ -118,7 +119,7 @@ def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
         say.get()(logging.WARNING, _shown(f"aborted: {aborted}" if str(aborted) else "aborted"))
         raise typer.Exit(ABORTED) from None
     except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets a message and not our innards
-        if _was_interrupted(error):
+        if was_interrupted(error):
             say.get()(logging.WARNING, _shown(": ".join(["aborted", *notes(error)])))
             raise typer.Exit(ABORTED) from None
         if with_traceback.get():
@@ -141,13 +142,6 @@ def _is_away(error: BaseException | None) -> bool:
     if found.sqlstate is None:  # it has none where there was no session
         return _unconnected(str(found)) == _NO_CONNECTION
     return found.sqlstate.startswith(("08", "57P"))
-
-
-def _was_interrupted(error: BaseException | None) -> bool:
-    """Ctrl-C came first: the driver of the database was in the middle of something, and fails while it is left."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
 
 
 def exit_code(error: Exception) -> int:

@@ -139,7 +139,21 @@ def sqlstate(error: BaseException) -> str | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a database error is transient: the statement may succeed when it is run again."""
+    """Whether a database error is transient: the statement may succeed when it is run again.
+
+    False after Ctrl-C: what fails while a statement is left is no reason to run it again.
+    """
+    return not was_interrupted(error) and _may_succeed_again(error)
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C came first: it met psycopg in a statement, and the connection fails while that is left."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _may_succeed_again(error: BaseException) -> bool:
     if _pool_is_busy(error):
         return True
     inner = driver_error(error)
@@ -198,7 +212,7 @@ def fault_of(error: BaseException) -> Fault | None:
         return None
     if is_data_error(error):
         return Fault.DATA
-    if not is_transient(error):
+    if not _may_succeed_again(error):
         return Fault.PROGRAM  # also without an SQLSTATE: the driver refused the statement
     code = sqlstate(error)
     has_ended = code is None or code[:2] == "08" or code[:3] == "57P" or code in _ENDED
@@ -208,7 +222,7 @@ def fault_of(error: BaseException) -> Fault | None:
 def connection_lost(error: BaseException) -> bool:
     """Whether the server's answer is missing, so that the outcome of a COMMIT is unknown."""
     code = sqlstate(error)
-    return is_transient(error) and not _pool_is_busy(error) and (code is None or code[:2] in {"08", "57"})
+    return _may_succeed_again(error) and not _pool_is_busy(error) and (code is None or code[:2] in {"08", "57"})
 
 
 def _pool_is_busy(error: BaseException) -> bool:

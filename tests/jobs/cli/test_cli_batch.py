@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+from typing import IO, cast
 
 import pytest
 from sqlalchemy import create_engine
 
 from seekpoint.jobs.batch import BatchJob
 from support.cli_jobs import FIRST, Terminal, wait_for_lock
+from support.postgres_proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, of
+from support.waiting import until
 
 
 @pytest.fixture
@@ -75,6 +78,29 @@ def test_ctrl_c_leaves_a_batch_open_and_says_how_to_resume_it(terminal: Terminal
     assert any(f"seekpoint batch {terminal.module}:old --resume {run['id']}" in line for line in told["next"])
     wrong = terminal.job("reload", "run", "--resume", run["id"], name="old", exits=2)
     assert f"{run['id']} is a batch, and no reload: resume it by `seekpoint batch" in wrong.stderr
+    terminal.job("batch", "--resume", run["id"], name="old")
+    assert shop.rows() == doubled(FIRST, by=1)
+
+
+@pytest.mark.long
+def test_ctrl_c_is_an_abort_where_the_server_cannot_be_told_to_cancel(
+    terminal: Terminal, shop: Shop, seekpoint_dsn: str
+) -> None:
+    """The statement still waits in the server, with the run's row locked: nothing may wait for that row."""
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy, shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
+        process = terminal.process("batch", "--database-url", proxy.dsn, name="old")
+        wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')
+        proxy.refuse()  # to cancel takes a connection
+        process.send_signal(signal.SIGINT)
+        stderr = cast("IO[str]", process.stderr)
+        until(lambda: "query cancellation failed" in stderr.readline(), "the driver cannot cancel", 60)
+        proxy.accept()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    (run,) = terminal.look("reload", "status")
+    assert run["state"] == "staged"
+    assert f"aborted: batch {run['id']} is open" in said
+    assert f"seekpoint batch {terminal.module}:old --resume {run['id']}" in said
     terminal.job("batch", "--resume", run["id"], name="old")
     assert shop.rows() == doubled(FIRST, by=1)
 

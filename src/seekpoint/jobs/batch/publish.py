@@ -25,7 +25,6 @@ from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import batch as sql
 from seekpoint.ledger.sql.admin import LOCK_GROUP
 from seekpoint.postgres.backoff import TRIES, retried
-from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Target
@@ -44,7 +43,7 @@ def publish(driver: Driver, source: PipelineSource, claims: Claims, tries: int =
         try:
             _attempt(driver, source, claims)
         except (DBAPIError, psycopg.Error) as error:
-            if not (connection_lost(error) and took_effect(driver)):
+            if not took_effect(driver, error):
                 raise
 
     retried(step, tries=tries)

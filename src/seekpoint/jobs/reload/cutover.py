@@ -25,7 +25,14 @@ from seekpoint.ledger.sql import reload_run as sql
 from seekpoint.ledger.sql.admin import LOCK_GROUP, REDRAW
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried
-from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, QUERY_CANCELED, connection_lost, is_transient, sqlstate
+from seekpoint.postgres.sqlstates import (
+    LOCK_NOT_AVAILABLE,
+    QUERY_CANCELED,
+    connection_lost,
+    is_transient,
+    sqlstate,
+    was_interrupted,
+)
 
 IDLE = 3.0  # seconds at most that the brokers may send nothing while all workers wait
 LONG_TRIES = 5  # tries that take longer than workers may wait
@@ -67,7 +74,7 @@ def cut_over(
             records, keys = _attempt(driver, passes, budget, plan)
         except (DBAPIError, psycopg.Error, RangeStuck, KafkaUnavailable, OverBudget) as error:
             used = budget.used
-            if connection_lost(error) and took_effect(driver):
+            if took_effect(driver, error):
                 records = keys = -1  # the counts were lost with the answer
             elif _was_too_long(error, budget, driver):
                 waits.append(used)
@@ -182,11 +189,14 @@ def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
     )
 
 
-def took_effect(driver: Driver) -> bool:
-    """Whether an unknown commit took effect, by the run's row. Waits for a COMMIT that has not ended.
+def took_effect(driver: Driver, error: BaseException) -> bool:
+    """Whether a commit whose answer was lost by ``error`` took effect, by the run's row.
 
-    Repeated while the database cannot be reached. Raises ReloadOver, and the last error.
+    Waits for a COMMIT that has not ended, except after Ctrl-C: it is not known then, and the run is resumed. Repeated
+    while the database cannot be reached. Raises ReloadOver, and the last error.
     """
+    if not connection_lost(error) or was_interrupted(error):
+        return False
 
     def settled() -> Run:
         with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:

@@ -5,9 +5,12 @@ None of these rows is needed for the offsets. Nothing here locks a row of ``part
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    ColumnElement,
     DateTime,
     Double,
     Integer,
@@ -97,7 +100,7 @@ INSERT_SAMPLES = insert(position_sample).from_select(
 )
 PRUNED = unnest("pruned", topic=Text, partition=Integer)
 _hour = func.date_trunc(literal("hour", Text), sample.at, type_=DateTime(timezone=True))
-_row = literal_column("position_sample.ctid")
+_row: ColumnElement[Any] = literal_column("position_sample.ctid")
 _old = (
     select(
         _row.label("ctid"),

@@ -56,7 +56,7 @@ def stage(engine: Engine, stager: Stager) -> tuple[float, float]:
 def stager_of(mode: str, engine: Engine, spark: Any) -> Stager:
     """Who stages."""
     if mode == "spark":
-        return SparkStager(spark, KAFKA, database=DATABASE, smallest=SHARE)
+        return SparkStager(spark, KAFKA, database=DATABASE, range_records=SHARE)
     processes = PARALLELISM if mode == "pool" else 0
     return LocalStager(engine, DEFAULT_SCHEMA, KAFKA, Reload([PIPELINE], engine, KAFKA).sources, processes=processes)
 
@@ -69,7 +69,7 @@ def write(engine: Engine, spark: Any) -> float:
     at = make_url(URL)
     url = f"jdbc:postgresql://{at.host}:{at.port}/{at.database}?reWriteBatchedInserts=true&stringtype=unspecified"
     properties = {"user": at.username or "", "password": at.password or "", "batchsize": str(BATCH)}
-    records = read(spark, engine, os.environ[rebuild.GROUP], kafka=KAFKA, smallest=SHARE)
+    records = read(spark, engine, os.environ[rebuild.GROUP], kafka=KAFKA, range_records=SHARE)
     began = time.monotonic()
     decoded = records.select(f.from_json(f.decode("value", "UTF-8"), fields).alias("v")).select("v.*")
     decoded.write.mode("append").jdbc(url, KIND.name, properties=properties | {"driver": "org.postgresql.Driver"})

@@ -8,6 +8,7 @@ import pytest
 
 from seekpoint.jobs.spark.stager import packed
 from seekpoint.jobs.staging.stage import Task
+from seekpoint.kafka.first_records import first_records
 from seekpoint.kafka.ranges import LEAST, Range, split_ranges, task_size
 from seekpoint.records import Partition
 
@@ -44,3 +45,39 @@ def test_small_jobs_have_a_task_for_each_slot(counts: list[int], slots: int, tas
             assert one.start == offsets[one.partition.number]
             offsets[one.partition.number] = one.end
         assert offsets == counts
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 40])
+def test_there_are_no_more_tasks_than_sessions_and_they_are_of_equal_width(most: int) -> None:
+    tasks = [Task("g", part) for range_ in ranges(700, 300) for part in range_.cut(20)]
+    packs = packed(tasks, 20, most)
+    assert sorted(task.range for pack in packs for task in pack) == sorted(task.range for task in tasks)
+    widths = [sum(task.range.records_at_most for task in pack) for pack in packs]
+    assert (len(packs), max(widths) - min(widths) <= 20) == (most, True)
+    assert packed(tasks, 20, 50) == packed(tasks, 20)
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "first"),
+    [
+        ([5, 5], None, [5, 5]),
+        ([5, 5], 10, [5, 5]),
+        ([50, 50], 10, [5, 5]),
+        ([2, 50, 50], 12, [2, 5, 5]),  # what a short one does not need goes to the others
+        ([50, 0, 1], 10, [9, 0, 1]),
+        ([50, 50, 50], 2, [1, 1, 0]),
+        ([50, 50], 0, [0, 0]),
+    ],
+)
+def test_the_first_records_are_shared_by_the_partitions(counts: list[int], most: int | None, first: list[int]) -> None:
+    found = first_records(ranges(*counts), most)
+    assert all(range_.start == 0 for range_ in found)
+    ends = {range_.partition.number: range_.end for range_ in found}
+    assert [ends.get(n, 0) for n in range(len(counts))] == first
+
+
+def test_the_first_records_of_a_partition_with_holes_are_its_first_ranges() -> None:
+    one = Range(Partition("t", 0), UUID(int=1), 0, 10)
+    two = Range(Partition("t", 0), UUID(int=1), 20, 40)
+    assert first_records([one, two], 15) == [one, Range(Partition("t", 0), UUID(int=1), 20, 25)]
+    assert first_records([one, two], 10) == [one]

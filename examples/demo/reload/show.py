@@ -258,7 +258,7 @@ class Stage:
             )
         from seekpoint.spark import Env, SparkStager  # noqa: PLC0415 -- an extra
 
-        return SparkStager(self._spark, self.kafka, database=Env(DATABASE), smallest=self._count // PARTITIONS)
+        return SparkStager(self._spark, self.kafka, database=Env(DATABASE), range_records=self._count // PARTITIONS)
 
     def _publish(self, reload: Reload, driver: Driver, version: int, tell: Tell) -> CutOver:
         """Follow, compare, and cut over, with the next version's workers on standby."""

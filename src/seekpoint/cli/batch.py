@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import terminable
 from seekpoint.cli.job_output import left_open
-from seekpoint.cli.options import Actor, AsJson, RangeRecords, ServerOptions, SparkOptions, command
+from seekpoint.cli.options import Actor, AsJson, MaxRecords, ServerOptions, StagingOptions, command
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import SeekpointError
@@ -34,16 +34,17 @@ def batch(
         bool, typer.Option("--pause", help="Stop workers of the group; they continue from the new offsets.")
     ] = False,
     resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this batch.")] = None,
-    range_records: RangeRecords = None,
-    tasks: SparkOptions,
+    max_records: MaxRecords = None,
+    tasks: StagingOptions,
     servers: ServerOptions,
     actor: Actor = None,
     as_json: AsJson = False,
 ) -> None:
     """Apply what is new in a pipeline's topics as one job: rows, dead letters and offsets in one transaction.
 
-    From the stored offsets to what can be read now; the group's workers wait meanwhile. Ctrl-C leaves the batch open
-    and the group paused, and says how to resume. Exits with 1 if the batch was refused or failed: nothing is written.
+    From the stored offsets to what can be read now, or to --max-records; --resume keeps the batch's own ends. The
+    group's workers wait meanwhile. Ctrl-C leaves the batch open and the group paused, and says how to resume. Exits
+    with 1 if the batch was refused or failed: nothing is written.
     """
     with (
         servers.job(context, target) as of,
@@ -52,7 +53,7 @@ def batch(
         ExitStack() as stack,
     ):
         more: dict[str, Any] = {"limits": of.limits, "actor": actor, "progress": progress}
-        more |= {} if range_records is None else {"range_records": range_records}
+        more |= tasks.sizes() | {"max_records": max_records}
         more |= spark_session.stager(stack, of, tasks, progress.say)
         made = BatchJob(of.names[0], of.engine, of.kafka, schema=of.schema, **more)
         with _left_open(made):

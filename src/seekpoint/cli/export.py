@@ -10,7 +10,7 @@ import typer
 
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import terminable
-from seekpoint.cli.options import Actor, AsJson, ServerOptions, SparkOptions, command
+from seekpoint.cli.options import Actor, AsJson, MaxRecords, ServerOptions, SparkOptions, command
 from seekpoint.cli.output import answer, numbered
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError
@@ -35,6 +35,7 @@ def export(
         Literal["parquet", "delta"], typer.Option(help="Files alone, or a Delta table for each topic.")
     ] = "parquet",
     range_records: Annotated[int, typer.Option(help="Offsets of one file, at most.", min=1)] = RANGE,
+    max_records: MaxRecords = None,
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Continue where retention was faster: the archive has a gap then.")
     ] = False,
@@ -61,7 +62,8 @@ def export(
     ):
         name = group or load_pipeline(of.names[0], from_here=True).group
         archive = Archive(to, of.engine, schema=of.schema)
-        more: dict[str, Any] = {"range_records": range_records, "skip_lost": skip_lost, "actor": actor}
+        more: dict[str, Any] = {"range_records": range_records, "max_records": max_records, "actor": actor}
+        more["skip_lost"] = skip_lost
         more |= spark_session.writer(stack, of, tasks, progress.say)
         servers = of.engine, of.kafka
         done = Export(*servers, archive, name, topic, schema=of.schema, format=format, progress=progress, **more).run()

@@ -375,17 +375,36 @@ class SparkOptions:
     ] = None
 
 
-RangeRecords = Annotated[
+MaxRecords = Annotated[
     int | None,
-    typer.Option(help="Offsets of a task, at most: 300,000. Spark's tasks get fewer where slots would be idle.", min=1),
+    typer.Option(help="At most so many offsets now; run the command again for the next ones. Default: all.", min=1),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions(SparkOptions):
+class StagingOptions(SparkOptions):
+    """How the log is divided among those who read it, and how many of Spark's tasks write at a time."""
+
+    range_records: Annotated[
+        int | None,
+        typer.Option(
+            help="Offsets of a task, at most: 300,000. Spark's tasks get fewer where slots would be idle.", min=1
+        ),
+    ] = None
+    copy_sessions: Annotated[
+        int | None,
+        typer.Option(help="Spark's tasks at most, each with one session at the database. Needs --spark.", min=1),
+    ] = None
+
+    def sizes(self) -> dict[str, Any]:
+        """``range_records`` for a job, where it was given."""
+        return {} if self.range_records is None else {"range_records": self.range_records}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(StagingOptions):
     """Who reads the log for a reload: this process, others beside it, or Spark's tasks."""
 
-    range_records: RangeRecords = None
     processes: Annotated[
         int, typer.Option(help="Read the log in so many processes of this machine. Default: in this one.", min=0)
     ] = 0

@@ -223,7 +223,7 @@ def reload_of(
 ) -> Iterator[Reload]:
     """A reload of a job's pipelines, whose log is read here or in Spark's tasks."""
     more: dict[str, Any] = {"limits": of.limits, "progress": progress, "processes": read.processes, **options}
-    more |= {} if read.range_records is None else {"range_records": read.range_records}
+    more |= read.sizes()
     more["frames"] = frames_of(read.frame)
     with ExitStack() as stack:
         if archive is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL
 
-from seekpoint.cli.options import Job, SparkOptions, key_value
+from seekpoint.cli.options import Job, SparkOptions, StagingOptions, key_value
 from seekpoint.errors import ConfigError
 from seekpoint.testing.servers.process import ServerFailed
 from seekpoint.testing.servers.spark import java_home
@@ -59,14 +59,20 @@ def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSess
             session.stop()
 
 
-def stager(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], None]) -> dict[str, Any]:
+def stager(stack: ExitStack, of: Job, tasks: StagingOptions, say: Callable[[str], None]) -> dict[str, Any]:
     """``stager`` for a job whose log Spark's tasks read; empty where no master is named."""
     if (started := _started(stack, of, tasks, say)) is None:
+        if tasks.copy_sessions is not None:
+            raise ConfigError("--copy-sessions bounds Spark's tasks: give --spark, too")
         return {}
     from seekpoint.spark import SparkStager  # noqa: PLC0415 -- pyspark, an extra
 
     session, kafka, database = started
-    return {"stager": SparkStager(session, kafka, database=database, schema=of.schema)}
+    return {
+        "stager": SparkStager(
+            session, kafka, database=database, schema=of.schema, copy_sessions=tasks.copy_sessions, **tasks.sizes()
+        )
+    }
 
 
 def writer(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], None]) -> dict[str, Any]:

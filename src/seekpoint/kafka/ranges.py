@@ -346,25 +346,25 @@ def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
             )
 
 
-def task_size(width: int, *, smallest: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS) -> int:
-    """How many offsets a task has at most, of ``width`` in all: ``smallest``.
+def task_size(width: int, *, range_records: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS) -> int:
+    """How many offsets a task has at most, of ``width`` in all: ``range_records``.
 
     Fewer if there would be fewer tasks than ``slots``, down to :data:`LEAST`; more if there would be more than ``most``
     tasks.
     """
     spread = max(-(-width // max(slots, 1)), LEAST)
-    return max(min(smallest, spread), -(-width // max(most, 1)), 1)
+    return max(min(range_records, spread), -(-width // max(most, 1)), 1)
 
 
 def split_ranges(
-    ranges: Collection[Range], *, smallest: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS
+    ranges: Collection[Range], *, range_records: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS
 ) -> list[list[Range]]:
     """The ranges, divided into tasks of about :func:`task_size`.
 
     No offset is left out, and none is in two tasks; a task's ranges are of partitions in their order.
     """
     width = sum(range_.records_at_most for range_ in ranges)
-    size = task_size(width, smallest=smallest, slots=slots, most=most)
+    size = task_size(width, range_records=range_records, slots=slots, most=most)
     tasks: list[list[Range]] = []
     room = 0
     for piece in _cut(ranges, size):

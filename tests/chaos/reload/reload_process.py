@@ -76,7 +76,7 @@ def _reload(what: Mapping[str, Any], progress: Callable[[str, int, int], None]) 
     from seekpoint.testing.servers.spark import start_spark
 
     with start_spark("local[2,4]", {"spark.driver.memory": "512m"}) as spark:
-        stager = SparkStager(spark, kafka, database=Env(DATABASE), schema=schema, smallest=1)
+        stager = SparkStager(spark, kafka, database=Env(DATABASE), schema=schema, range_records=1)
         yield Reload([NAME], what["url"], kafka, stager=stager, **options)
 
 

@@ -42,6 +42,17 @@ def test_a_batch_applies_what_is_new(terminal: Terminal, shop: Shop) -> None:
     assert newest["id"] == told["run"]
 
 
+def test_a_batch_of_some_records_is_continued_by_the_next_one(terminal: Terminal, shop: Shop) -> None:
+    shop.produce(shop.topic, [of(1007, 8), of(1008, 8)], partition=1)
+    first = json.loads(terminal.job("batch", "--json", "--max-records", "100", name="old").stdout)
+    assert (first["records"], first["offsets"]) == (100, {f"{shop.topic}/0": 98, f"{shop.topic}/1": 2})
+    assert json.loads(terminal.job("batch", "--json", "--max-records", "100", name="old").stdout)["records"] == 23
+    assert "nothing is new" in terminal.job("batch", "--max-records", "100", name="old").stdout
+    assert shop.rows() == doubled([*FIRST, of(1007, 8), of(1008, 8)], by=1)
+    refused = terminal.job("batch", "--copy-sessions", "2", name="old", exits=2)
+    assert "--copy-sessions bounds Spark's tasks: give --spark, too" in refused.stderr
+
+
 def test_a_worker_brings_its_servers(terminal: Terminal, shop: Shop) -> None:
     terminal.run("batch", f"{terminal.module}:worker")
     assert shop.rows() == doubled(FIRST)

@@ -104,6 +104,18 @@ def test_holes_of_the_log_are_no_gaps_of_the_archive(vault: Vault) -> None:
     assert vault.archived(name, 10, 20) == []
 
 
+def test_an_export_of_some_records_is_continued_by_the_next_one(vault: Vault) -> None:
+    name = vault.topic()
+    vault.produce(name, map(str, range(25)))
+    vault.stand(name, {0: 25})
+    for count, end in [(10, 10), (10, 20), (5, 25), (0, 25)]:
+        done = vault.export(range_records=4, max_records=10).run()
+        assert (done.records, list(done.offsets.values())) == (count, [end])
+    assert vault.archived(name, 0, 25) == vault.logged(name, 0, 25)
+    with pytest.raises(ConfigError, match="max_records is a number of offsets, at least 1, and not 0"):
+        vault.export(max_records=0)
+
+
 def test_nothing_after_the_start_of_an_open_transaction_is_exported(vault: Vault) -> None:
     name = vault.topic()
     vault.produce(name, map(str, range(5)))

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from jobs.spark.orders import BEHIND_COMMIT, DATABASE, IN_A_ROW, expected
 from seekpoint.errors import BatchRefused, ConfigError
+from seekpoint.jobs.spark.data_sources import StagingSource
 from seekpoint.spark import Env
 from seekpoint.spark import batch as spark_batch
 from support.batch_process import Batcher, batch, offsets, paused
@@ -21,6 +22,25 @@ from support.reload_orders import PLAIN, Shop, of
 def run(shop: Shop, spark: SparkSession, name: str, **options: Any) -> Any:
     options.setdefault("database", DATABASE)
     return spark_batch(spark, name, {"bootstrap.servers": shop.brokers}, schema=shop.schema, **options)
+
+
+def test_a_bounded_batch_has_no_more_tasks_than_sessions(
+    shop: Shop, spark: SparkSession, unread: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task has one session, whatever the number of ranges; the next batch begins where this one ended."""
+    name = unread(PLAIN)
+    frame, tasks = StagingSource.frame, []
+
+    def counted(session: SparkSession, plan: Any) -> Any:
+        tasks.append([len(ranges) for ranges in plan["tasks"]])
+        return frame(session, plan)
+
+    monkeypatch.setattr(StagingSource, "frame", counted)
+    done = run(shop, spark, name, range_records=20, copy_sessions=1, max_records=120)
+    assert tasks == [[6]]  # ranges of the one task
+    assert (done.records, done.offsets) == (120, {f"{shop.topic}/0": 60, f"{shop.topic}/1": 60})
+    assert run(shop, spark, name, max_records=1_000).records == 80
+    assert shop.rows() == expected()
 
 
 def test_what_is_new_is_applied_by_tasks(shop: Shop, spark: SparkSession, unread: Callable[[str], str]) -> None:

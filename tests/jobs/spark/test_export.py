@@ -70,7 +70,7 @@ def test_a_reloads_tasks_chain_the_archive_with_the_log(
         "from support.reload_orders import pipeline\n"
         f"orders = pipeline({shop.group!r}, {shop.topic!r}, {shop.schema!r}, version=2)\n"
     )
-    stager = SparkStager(spark, vault.kafka, database=DATABASE, schema=shop.schema, smallest=1)
+    stager = SparkStager(spark, vault.kafka, database=DATABASE, schema=shop.schema, range_records=1)
     reload = Reload(
         [f"{module(made)}:orders"],
         shop.engine,

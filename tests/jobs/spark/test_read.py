@@ -103,10 +103,11 @@ def test_dead_letters_are_left_out_marked_or_alone(spark: SparkSession, vault: V
             tx.execute(text(f"INSERT INTO {vault.schema}.dead_letter ({columns}) VALUES ({values})"), its)
     dead = [(0, offset) for offset in (3, 17, 30, 31)]
     every = [(0, n) for n in range(40)] + [(1, n) for n in range(5)]
-    assert offsets(rows_of(vault, spark, smallest=4)) == [at for at in every if at not in dead]
+    assert offsets(rows_of(vault, spark, range_records=4)) == [at for at in every if at not in dead]
     assert offsets(rows_of(vault, spark, dead_letters="include")) == every
-    assert offsets(rows_of(vault, spark, smallest=4, dead_letters="only")) == dead
-    marked = rows_of(vault, spark, smallest=4, dead_letters="mark")
+    assert offsets(rows_of(vault, spark, range_records=4, dead_letters="only")) == dead
+    assert len(rows_of(vault, spark, max_records=6, dead_letters="include")) == 6
+    marked = rows_of(vault, spark, range_records=4, dead_letters="mark")
     assert offsets(marked) == every
     assert offsets([row for row in marked if row.dead_letter]) == dead
     assert {row.value for row in marked if row.dead_letter} == {b"3", b"17", b"30", b"31"}
@@ -119,7 +120,7 @@ def test_small_tasks_leave_nothing_out_and_read_nothing_twice(spark: SparkSessio
     for partition, count in enumerate((101, 7, 0)):
         vault.produce(name, map(str, range(count)), partition=partition)
     vault.stand(name, {0: 101, 1: 7, 2: 0})
-    frame = frame_of(vault, spark, topics=name, smallest=25)
+    frame = frame_of(vault, spark, topics=name, range_records=25)
     assert frame.rdd.getNumPartitions() == 6
     found = sorted((row.partition, row.offset) for row in frame.select("partition", "offset").collect())
     assert found == [(0, n) for n in range(101)] + [(1, n) for n in range(7)]

@@ -67,7 +67,7 @@ def test_each_service_runs_with_the_rights_of_its_role(  # noqa: PLR0917 -- fixt
     secret.write_text(f"*:*:*:{login.username}:{login.password}\n")
     secret.chmod(0o600)
     tasks = login._replace(password=None).update_query_dict({"passfile": str(secret)}).render_as_string()
-    stager = SparkStager(spark, kafka, database=tasks, schema=shop.schema, smallest=1)
+    stager = SparkStager(spark, kafka, database=tasks, schema=shop.schema, range_records=1)
     reload = Reload([pipeline], login, kafka, schema=shop.schema, stager=stager, range_records=40)
     with pytest.raises(ReloadRefused, match="another owner") as refused:
         reload.open(strategy="swap")

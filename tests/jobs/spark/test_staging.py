@@ -33,7 +33,7 @@ class Job:
     def __init__(self, shop: Shop, spark: SparkSession, name: str, **options: Any) -> None:
         self.shop = shop
         kafka = {"bootstrap.servers": shop.brokers}
-        self.stager = SparkStager(spark, kafka, database=DATABASE, schema=shop.schema, smallest=1, **options)
+        self.stager = SparkStager(spark, kafka, database=DATABASE, schema=shop.schema, range_records=1, **options)
         self.reload = Reload([name], shop.engine, kafka, schema=shop.schema, stager=self.stager, range_records=40)
 
     def opened(self) -> Driver:

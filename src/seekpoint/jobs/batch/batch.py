@@ -31,6 +31,7 @@ from seekpoint.jobs.run import Driver, Progress, Run, Step, run_of, this_driver,
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, require_width, stage_missing
 from seekpoint.jobs.staging.stage import begin_staging
 from seekpoint.jobs.tables.targets import sources, targets
+from seekpoint.kafka.first_records import require_max_records
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.positions import Position
@@ -78,7 +79,8 @@ class BatchJob:
     What a worker's one long transaction would write, and no more: rows, dead letters and offsets become visible
     together. ``pipeline`` is an object or ``module:name``, with sinks alone; ``kafka`` is the workers' own
     configuration. ``stager`` says who reads the log (by default this process). While it runs the group is paused in its
-    name, so that workers wait; they resume from the new offsets. Making one does no I/O.
+    name, so that workers wait; they resume from the new offsets. ``max_records`` is how many offsets a new batch passes
+    at most, shared by its partitions: the next one begins there. Making one does no I/O.
     """
 
     def __init__(
@@ -92,18 +94,21 @@ class BatchJob:
         limits: Limits | None = None,
         actor: str | None = None,
         range_records: int = RANGE,
+        max_records: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.pipeline = load_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         _require_sinks_alone(self.pipeline)
         require_width(range_records)
+        require_max_records(max_records)
         (source,) = sources([self.pipeline])  # as it was loaded: a function would make another one
         self.source = replace(source, name=pipeline if isinstance(pipeline, str) else "")
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), operator(actor)
         self.runs = Runs(self.engine, schema, self.limits)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, [self.source])
-        self._range_records, self._progress = range_records, progress or (lambda *_: None)
+        self._range_records, self._max_records = range_records, max_records
+        self._progress = progress or (lambda *_: None)
 
     def run(self, *, reason: str = "batch", pause: bool = False) -> BatchDone:
         """Apply everything that can be read now. Where nothing is new, nothing is written and no worker is disturbed.
@@ -116,7 +121,7 @@ class BatchJob:
         staged yet. Later, as where database or brokers are away, the run stays open and its group paused. In each case
         the error's note names the run, for :meth:`take_over`, or ``Runs.abort``.
         """
-        brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
+        brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout, self._max_records)
         if (nothing := self._nothing_new(brokers)) is not None:
             return nothing
         run = uuid4()

@@ -14,8 +14,10 @@ from seekpoint.jobs.reload.open import insert_run, of_rights
 from seekpoint.jobs.run import StagedPosition, Tx, let_go, this_driver
 from seekpoint.jobs.tables.dependencies import prefix_of
 from seekpoint.jobs.tables.targets import PipelineSource, targets
+from seekpoint.kafka.first_records import first_records
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.range_checks import bounded_config, require_known
+from seekpoint.kafka.ranges import Range
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim
 from seekpoint.ledger.admin_actions import PAUSER, pauser, set_paused
@@ -148,13 +150,15 @@ class Brokers:
     Raises KafkaUnavailable, and ConfigError for a topic that does not exist and a mapping that no consumer takes.
     """
 
-    def __init__(self, kafka: Mapping[str, Any], pipeline: Pipeline, timeout: float) -> None:
+    def __init__(
+        self, kafka: Mapping[str, Any], pipeline: Pipeline, timeout: float, max_records: int | None = None
+    ) -> None:
         require_known(kafka)
         config = bounded_config(kafka)
         self._identity = Identity(config, timeout)
         self._readable = Watermarks(self._identity, committed=config["isolation.level"] != "read_uncommitted")
         self._written = Watermarks(self._identity, committed=False)
-        self._pipeline = pipeline
+        self._pipeline, self._max_records = pipeline, max_records
         self.cluster_id = self._identity.cluster_id()
         counts = self._identity.partitions(pipeline.topics)
         self.partitions = [Partition(topic, n) for topic in pipeline.topics for n in range(counts[topic])]
@@ -199,4 +203,8 @@ class Brokers:
                     "Check bootstrap.servers; where the log was truncated, decide: "
                     f"{remedies.accept_lost(group, at, end, (first, end))} continues there",
                 )
-        return {at: max(one.next_offset, ends[at]) for at, one in claims.items()}
+        ranges = [
+            Range(at, one.topic_id, one.next_offset, max(one.next_offset, ends[at])) for at, one in claims.items()
+        ]
+        planned = {range_.partition: range_.end for range_ in first_records(ranges, self._max_records)}
+        return {at: planned.get(at, one.next_offset) for at, one in claims.items()}

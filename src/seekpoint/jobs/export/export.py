@@ -12,6 +12,7 @@ from sqlalchemy import URL, Engine
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.jobs.export.archive import Archive, manifest_of
 from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes
+from seekpoint.kafka.first_records import first_records, require_max_records
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Range, check_ranges
 from seekpoint.ledger import Ledger
@@ -53,8 +54,9 @@ class Export:
     Workers keep running, and any number of exports may run at once. ``kafka`` is the workers' own configuration.
 
     ``format="delta"`` makes a Delta table of each topic, too (``<root>/<topic>``, extra ``delta``). ``range_records``
-    are the offsets of one file at most. ``skip_lost`` continues where retention has passed records that no export has
-    written: the archive has a gap then. ``writer`` says who writes (by default this process). Making one does no I/O.
+    are the offsets of one file at most, and ``max_records`` those of this run: the next one continues there.
+    ``skip_lost`` continues where retention has passed records that no export has written: the archive has a gap then.
+    ``writer`` says who writes (by default this process). Making one does no I/O.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Export:
         schema: str | None = None,
         format: str = "parquet",  # noqa: A002 -- the public name
         range_records: int = RANGE,
+        max_records: int | None = None,
         skip_lost: bool = False,
         actor: str | None = None,
         progress: Progress | None = None,
@@ -77,6 +80,8 @@ class Export:
             raise ConfigError(f"format must be 'parquet' or 'delta', got {format!r}")
         if range_records < 1:
             raise ConfigError(f"range_records is the number of offsets of a file, at least 1, and not {range_records}")
+        require_max_records(max_records)
+        self._max_records = max_records
         self.engine, self.kafka, self.archive = postgres_engine(engine), dict(kafka), archive
         self.group, self.format, self.schema = group, format, schema or archive.schema
         self._topics, self._range_records, self._skip_lost, self._writer = topics, range_records, skip_lost, writer
@@ -91,7 +96,7 @@ class Export:
         """
         positions = applied(Ledger(self.engine, self.group, schema=self.schema), self._topics)
         added: list[Written] = []
-        while ranges := self._plan(positions):
+        while ranges := first_records(self._plan(positions), self._records_left(added)):
             self._note()
             total, passed = sum(one.records_at_most for one in ranges), 0
             for written in self._in_order(self._write(ranges), ranges):
@@ -105,6 +110,11 @@ class Export:
         ends = {at.partition: max(entry.end for entry in chain) for at in positions if (chain := self._chain(at))}
         files = sum(bool(one.file) for one in added)
         return Exported(self._run, files, sum(one.records for one in added), sum(one.bytes for one in added), ends)
+
+    def _records_left(self, added: Sequence[Written]) -> int | None:
+        if self._max_records is None:
+            return None
+        return self._max_records - sum(one.range.records_at_most for one in added)
 
     def _write(self, ranges: Sequence[Range]) -> Iterable[Written]:
         if self._writer is None:

@@ -34,20 +34,24 @@ def batch(
     actor: str | None = None,
     progress: Progress | None = None,
     range_records: int = RANGE,
+    copy_sessions: int | None = None,
+    max_records: int | None = None,
 ) -> BatchDone:
     """Apply everything that is new in a pipeline's topics, by Spark's tasks, in one transaction with the offsets.
 
-    ``pipeline`` is ``module:name``: tasks import it. ``kafka``, ``database`` and ``schema`` are as for
-    :class:`SparkStager`. The group's workers wait meanwhile: ``pause=True`` stops those that are at it, otherwise a
-    group that has workers is refused. ``resume`` continues the run of that id, whose driver is gone.
-    A task stages ``range_records`` offsets at most; fewer, down to 20,000, where there would be fewer than slots.
+    ``pipeline`` is ``module:name``: tasks import it. ``kafka``, ``database``, ``schema``, ``range_records`` and
+    ``copy_sessions`` are as for :class:`SparkStager`. The group's workers wait meanwhile: ``pause=True`` stops those
+    that are at it, otherwise a group that has workers is refused. ``resume`` continues the run of that id, whose driver
+    is gone. ``max_records`` is how many offsets a new batch passes at most: the next one begins there.
 
     Raises as :meth:`seekpoint.jobs.batch.BatchJob.run` does, ConfigError, and Spark's own exception where a task
     failed too often: the run is open then, and its note says how to resume it.
     """
     if not isinstance(pipeline, str):
         raise ConfigError(f"tasks import the pipeline: name it as 'module:name', instead of giving {pipeline!r}")
-    stager = SparkStager(spark, kafka, database=database, schema=schema)
+    stager = SparkStager(
+        spark, kafka, database=database, schema=schema, range_records=range_records, copy_sessions=copy_sessions
+    )
     engine = postgres_engine(database.value() if isinstance(database, Env) else database)
     try:
         one = BatchJob(
@@ -60,6 +64,7 @@ def batch(
             actor=actor,
             progress=progress,
             range_records=range_records,
+            max_records=max_records,
         )
         return one.run(reason=reason, pause=pause) if resume is None else one.take_over(resume, pause=pause)
     finally:

@@ -29,6 +29,7 @@ def export(
     *,
     format: str = "parquet",  # noqa: A002 -- as people say it
     range_records: int = RANGE,
+    max_records: int | None = None,
     skip_lost: bool = False,
     actor: str | None = None,
     progress: Progress | None = None,
@@ -51,6 +52,7 @@ def export(
         topics,
         format=format,
         range_records=range_records,
+        max_records=max_records,
         skip_lost=skip_lost,
         actor=actor,
         progress=progress,

@@ -47,13 +47,14 @@ def compute(
     *,
     kafka: Mapping[str, Any],
     database: Env | str,
+    copy_sessions: int | None = None,
 ) -> None:
     """Fill the copies of a handler's tables from ``frames``, and move its position to the snapshot offsets.
 
     For each group whose tables have frames, as long as nothing of it is rebuilt; one transaction of the driver takes
     over what the tasks wrote, also where tasks were repeated or speculated on. ``kafka`` is portable, ``database`` the
-    URL for the tasks, or its name. Raises ConfigError, ReloadRefused, ReloadOver, what reading raises, and
-    Spark's own error.
+    URL for the tasks, or its name; ``copy_sessions`` is how many tasks write a frame at most. Raises ConfigError,
+    ReloadRefused, ReloadOver, what reading raises, and Spark's own error.
     """
     require_this_python(spark)
     with driver.step("staged") as tx:
@@ -66,7 +67,7 @@ def compute(
         if not tables or any(at.next_offset > at.first_offset for at in mine):
             continue  # it has none, or frames have filled its tables already
         if any(at.end_offset > at.first_offset for at in mine):
-            work = _Work(driver, spark, dict(kafka), database)
+            work = _Work(driver, spark, dict(kafka), database, copy_sessions)
             made = {target: work.write(target, frame(work.records(mine))) for target, frame in tables.items()}
             _take_over(driver, made, mine)
 
@@ -74,8 +75,10 @@ def compute(
 class _Work:
     """One run's frames."""
 
-    def __init__(self, driver: Driver, spark: SparkSession, kafka: dict[str, Any], database: Env | str) -> None:
-        self._driver, self._spark, self._kafka = driver, spark, kafka
+    def __init__(
+        self, driver: Driver, spark: SparkSession, kafka: dict[str, Any], database: Env | str, copy_sessions: int | None
+    ) -> None:
+        self._driver, self._spark, self._kafka, self._copy_sessions = driver, spark, kafka, copy_sessions
         self._staging = Staging(driver.run.staging_schema)
         self._url = portable({"url": database})
 
@@ -111,8 +114,9 @@ class _Work:
             )
         run, staging = self._driver.run.id, (self._staging.schema, target.staged)
         part = Part(self._url, self._driver.schema, run, staging, target.path)
+        tasks = frame if self._copy_sessions is None else frame.coalesce(self._copy_sessions)
         try:
-            written = _in_arrow(frame, part.write).collect()
+            written = _in_arrow(tasks, part.write).collect()
         except Exception as error:
             raise task_error_of(error) or error from error
         return frame.columns, {row.attempt: row.rows for row in written if row.rows}

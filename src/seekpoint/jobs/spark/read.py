@@ -17,6 +17,7 @@ from seekpoint.errors import ConfigError, required
 from seekpoint.jobs.export.export import applied
 from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.settings import carried_range, portable, require_no_secret, resolved
+from seekpoint.kafka.first_records import first_records, require_max_records
 from seekpoint.kafka.ranges import SMALLEST, Range, check_ranges, split_ranges
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.sql.reload_run import LETTERS
@@ -39,7 +40,8 @@ def read(
     kafka: Mapping[str, Any],
     start: Offsets | None = None,
     end: Offsets | None = None,
-    smallest: int = SMALLEST,
+    range_records: int = SMALLEST,
+    max_records: int | None = None,
     dead_letters: DeadLetters = "leave_out",
 ) -> DataFrame:
     """The records that a group has applied, as a DataFrame: exactly those, though its workers continue.
@@ -54,8 +56,9 @@ def read(
 
     The ends are numbers, taken now from the ledger: from ``first_offset`` to ``next_offset`` of each partition.
     ``start`` and ``end`` replace them for the partitions that they name; an end must be readable now. ``kafka`` is the
-    workers' own configuration, with :class:`Env` for passwords. A task reads about ``smallest`` offsets; fewer, down to
-    20,000, where there would be fewer tasks than the session has slots.
+    workers' own configuration, with :class:`Env` for passwords. A task reads about ``range_records`` offsets; fewer,
+    down to 20,000, where there would be fewer tasks than the session has slots. ``max_records`` offsets are read at
+    most, of each partition's beginning the same share.
 
     Raises ConfigError, RangeLost, RangeStuck, TopicRecreated and KafkaUnavailable here; a query raises Spark's
     exception with the same sentence in it if retention, a truncation or a new topic passes while it reads.
@@ -66,10 +69,11 @@ def read(
     if dead_letters not in get_args(DeadLetters):
         known = ", ".join(map(repr, get_args(DeadLetters)))
         raise ConfigError(f"dead_letters must be one of {known}, got {dead_letters!r}")
-    ranges = stored_ranges(ledger, group, topics, start=start, end=end)
+    require_max_records(max_records)
+    ranges = first_records(stored_ranges(ledger, group, topics, start=start, end=end), max_records)
     check_ranges(resolved(carried), ranges)
     if dead_letters == "include":
-        return frame_of(spark, carried, ranges, smallest=smallest)
+        return frame_of(spark, carried, ranges, range_records=range_records)
     offsets = _dead_letters(_ledger(ledger, group), ranges)
     if dead_letters == "only":  # from the first to the last of each partition
         ranges = [
@@ -77,7 +81,7 @@ def read(
             for range_ in ranges
             if (found := offsets.get(range_.partition))
         ]
-    return frame_of(spark, carried, ranges, smallest=smallest, dead_letters=(dead_letters, offsets))
+    return frame_of(spark, carried, ranges, range_records=range_records, dead_letters=(dead_letters, offsets))
 
 
 def frame_of(
@@ -85,7 +89,7 @@ def frame_of(
     carried: Mapping[str, Any],
     ranges: Sequence[Range],
     *,
-    smallest: int = SMALLEST,
+    range_records: int = SMALLEST,
     archive: Mapping[str, Any] | None = None,
     dead_letters: tuple[DeadLetters, Mapping[Partition, Sequence[int]]] = ("include", {}),
 ) -> DataFrame:
@@ -101,7 +105,8 @@ def frame_of(
         return [carried_range(range_), list(its[bisect_left(its, range_.start) : bisect_left(its, range_.end)])]
 
     tasks = [
-        [task(range_) for range_ in each] for each in split_ranges(ranges, smallest=smallest, slots=slots_of(spark))
+        [task(range_) for range_ in each]
+        for each in split_ranges(ranges, range_records=range_records, slots=slots_of(spark))
     ]
     with required("Spark needs pyspark", "spark"):
         # pyspark, which planning does without

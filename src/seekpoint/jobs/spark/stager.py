@@ -45,8 +45,11 @@ class SparkStager:
     ``kafka`` is the workers' own configuration, with :class:`Env` for passwords; ``database`` the URL of the ledger's
     database, by the name of an environment variable, and ``schema`` the ledger's. The reload's pipelines must be given
     by name (``module:name``): tasks import them. The executors need this package, the pipelines' modules, and the
-    variables. A task that fails is tried again as often as Spark is set to (``local[2]``: never; ``local[2,4]``).
-    A cluster that gives no executor for ``patience`` seconds, because it has died or has no room, ends the staging.
+    variables. A task that fails is tried again as often as Spark is set to (``local[2]``: never; ``local[2,4]``). A
+    task stages ``range_records`` offsets at most; fewer, down to 20,000, where there would be fewer tasks than slots.
+    ``copy_sessions`` is how many tasks there are at most, each with one session at the database: a small server gains
+    nothing from more sessions than it has cores. A cluster that gives no executor for ``patience`` seconds, because it
+    has died or has no room, ends the staging.
     """
 
     def __init__(
@@ -56,7 +59,8 @@ class SparkStager:
         *,
         database: Env | str = Env("SEEKPOINT_DATABASE_URL"),  # noqa: B008 -- frozen
         schema: str = DEFAULT_SCHEMA,
-        smallest: int = SMALLEST,
+        range_records: int = SMALLEST,
+        copy_sessions: int | None = None,
         patience: float = NO_EXECUTOR,
     ) -> None:
         if not isinstance(database, Env) and _has_password(database):
@@ -64,7 +68,10 @@ class SparkStager:
                 "the password in database= would be in the job's plan and logs: set an environment variable for the "
                 "driver and the executors, and give its name, database=Env('SEEKPOINT_DATABASE_URL')"
             )
-        self._spark, self._schema, self._smallest = spark, schema, smallest
+        if copy_sessions is not None and copy_sessions < 1:
+            raise ConfigError(f"copy_sessions is a number of tasks, at least 1, and not {copy_sessions}")
+        self._spark, self._schema, self._range_records = spark, schema, range_records
+        self._copy_sessions = copy_sessions
         self._kafka, self._database, self._patience = portable(kafka), database, patience
         require_no_secret(spark, self._database, self._kafka)
 
@@ -75,7 +82,15 @@ class SparkStager:
         """
         from seekpoint.jobs.spark.frames import compute  # noqa: PLC0415 -- pyspark
 
-        compute(driver, given, frames, self._spark, kafka=self._kafka, database=self._database)
+        compute(
+            driver,
+            given,
+            frames,
+            self._spark,
+            kafka=self._kafka,
+            database=self._database,
+            copy_sessions=self._copy_sessions,
+        )
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Generator[Staged, None, None]:
         """Stage each at least once; yields each once, soon after it was committed.
@@ -87,13 +102,12 @@ class SparkStager:
         if not tasks:
             return
         require_this_python(self._spark)
-        size = task_size(
-            sum(task.range.records_at_most for task in tasks), smallest=self._smallest, slots=slots_of(self._spark)
-        )
+        width = sum(task.range.records_at_most for task in tasks)
+        size = task_size(width, range_records=self._range_records, slots=slots_of(self._spark))
         parts = [Task(task.group, part) for task in tasks for part in task.range.cut(max(size, LEAST))]
         engine = postgres_engine(self._database.value() if isinstance(self._database, Env) else self._database)
         try:
-            yield from self._stage(engine, run, packed(parts, size))
+            yield from self._stage(engine, run, packed(parts, size, self._copy_sessions))
         finally:
             engine.dispose()
 
@@ -225,8 +239,11 @@ class _Executors:
         return int(java.sc().getExecutorMemoryStatus().size()) - 1  # the driver is among them
 
 
-def packed(tasks: Sequence[Task], size: int) -> list[list[Task]]:
-    """The tasks in their order, in packs of ``size`` offsets at most; a larger task is a pack by itself."""
+def packed(tasks: Sequence[Task], size: int, most: int | None = None) -> list[list[Task]]:
+    """The tasks in packs of ``size`` offsets at most; in larger ones where there would be more than ``most`` packs.
+
+    In their order, unless there would be more. A task larger than ``size`` is a pack by itself.
+    """
     packs: list[list[Task]] = []
     room = 0
     for task in tasks:
@@ -235,7 +252,18 @@ def packed(tasks: Sequence[Task], size: int) -> list[list[Task]]:
             room = size
         packs[-1].append(task)
         room -= task.range.records_at_most
-    return packs
+    return packs if most is None or len(packs) <= most else _joined(packs, most)
+
+
+def _joined(packs: Sequence[Sequence[Task]], most: int) -> list[list[Task]]:
+    """The packs as ``most`` larger ones, about as many offsets in each."""
+    joined: list[list[Task]] = [[] for _ in range(most)]
+    widths = [0] * most
+    for pack in packs:
+        smallest = widths.index(min(widths))
+        joined[smallest] += pack
+        widths[smallest] += sum(task.range.records_at_most for task in pack)
+    return joined
 
 
 def _has_password(url: str) -> bool:

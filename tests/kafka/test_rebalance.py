@@ -15,10 +15,11 @@ from sqlalchemy import Connection
 
 from seekpoint import Batch, Limits, Partition, events
 from seekpoint.kafka.client import Client
+from seekpoint.worker import loop
 from seekpoint.worker.assignment import resources
 from seekpoint.worker.open_batch import CHUNK
 from support.events import Gate, Run
-from support.kafka_postgres import Scene
+from support.kafka_postgres import PROTOCOLS, Scene
 
 pytestmark = [
     pytest.mark.usefixtures("short_backoff"),
@@ -184,4 +185,25 @@ def test_a_handler_past_the_heartbeats_deadline_is_refused(scene: Scene, protoco
     stored += scene.produce(name, 1)
     scene.finish(run, name, stored)
     heir.stop()
+    scene.book.assert_holds(name, stored)
+
+
+@pytest.mark.long
+def test_a_restarted_static_member_waits_for_the_session_of_the_killed_one(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KIP-848: the brokers refuse its id until then, and the client ends for good with each refusal."""
+    monkeypatch.setattr(loop, "REJOIN", 0.5)
+    scene.notice_the_dead_soon()
+    kafka = {**PROTOCOLS["848"], "group.instance.id": f"{scene.group}-1"}
+    name, stored = scene.log(20)
+    process = scene.worker_process(name, kafka=kafka)
+    process.wait_for("Committed")
+    run = scene.worker(name, kafka=kafka)
+    refused = run.seen.wait_for(events.KafkaTrouble)
+    assert "another member of the group has this group.instance.id" in refused.error
+    process.kill()
+    stored += scene.produce(name, ["more"])
+    run.seen.wait_for(events.Recovered)
+    scene.finish(run, name, stored)
     scene.book.assert_holds(name, stored)

@@ -32,6 +32,7 @@ logger = logging.getLogger("seekpoint.kafka")
 END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001 -- librdkafka's own name
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 FATAL = KafkaError._FATAL  # noqa: SLF001 -- what comes in the place of a record; its fatal() says False
+_IN_USE = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID).str()  # a fatal error has its cause only as a text
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
 SEEK_TIMEOUT = 5.0  # seconds for what takes milliseconds
 REFUSED = 1.5  # seconds without success after which the brokers are taken to have refused the position meanwhile
@@ -301,8 +302,21 @@ class Client:
             self._consumer.close()
 
 
+class InstanceInUse(Exception):  # noqa: N818 -- control: the consumer is closed, and another one opened later
+    """Another member of the group has this consumer's ``group.instance.id``."""
+
+
 def raise_if_fatal(error: KafkaError) -> None:
-    """Raise what the client cannot recover from by itself: fatal errors and missing rights."""
+    """Raise what the client cannot recover from by itself: fatal errors and missing rights.
+
+    InstanceInUse under KIP-848, while the session of a member that was killed has not ended; the classic protocol
+    gives its partitions to the new one at once.
+    """
+    if error.code() == FATAL and _IN_USE in error.str():
+        raise InstanceInUse(
+            "another member of the group has this group.instance.id: a process that was killed, until its session "
+            "ends (group.consumer.session.timeout.ms of the brokers), or one that runs, which needs an id of its own"
+        )
     if error.fatal() or error.code() == FATAL or error.code() in _NO_RIGHT:
         raise KafkaException(error)
 
@@ -435,6 +449,7 @@ __all__ = [
     "END_OF_PARTITION",
     "OUT_OF_RANGE",
     "Client",
+    "InstanceInUse",
     "KafkaException",
     "Message",
     "Unreadable",

@@ -24,7 +24,7 @@ from seekpoint.errors import (
     StopTimeout,
 )
 from seekpoint.events import Announcer
-from seekpoint.kafka.client import KafkaException, raise_if_fatal
+from seekpoint.kafka.client import InstanceInUse, KafkaException, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
 from seekpoint.ledger import Ledger
@@ -54,6 +54,8 @@ from seekpoint.worker.unit_of_work import Committer
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
 CLOSE = 10.0  # seconds for the client to leave the group
 AWAY = 1.0  # seconds for that where Kafka has not answered the last commit: the client would wait for it
+REJOIN = 5.0  # seconds until the group is joined again under an id that another member has
+SETTLED = 1.0  # seconds after that until the id counts as free: the refusal takes a round trip
 LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up
 UNKNOWN = (0.2, 0.4, 0.8)  # seconds between the questions for a topic that is unknown at the start
 _TROUBLES = (events.KafkaTrouble, events.DatabaseTrouble, events.CodecTrouble, events.Paused)
@@ -87,6 +89,7 @@ class Loop:
         self._stopwatch = stopwatch or Stopwatch()
         self._tables: tuple[str, ...] = ()  # those that are written, each with its schema
         self._trouble: events.Event | None = None
+        self._rejoins_at = 0.0  # when the group is joined again under an id that another member had
         self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
         self._lag_at = 0.0
         self._took = 0.0  # seconds of the last batch: as long, single-record attempts may take before others are read
@@ -182,8 +185,13 @@ class Loop:
             except ConsumerUnanswered as error:
                 has_failed, leave_within = False, AWAY
                 self._announce(events.KafkaTrouble(error=str(error)))
+            except InstanceInUse as error:
+                has_failed, leave_within = False, AWAY
+                self._rejoins_at = monotonic() + REJOIN
+                self._announce(events.KafkaTrouble(error=str(error), wait=REJOIN))
             finally:
                 self._close(leave_within, has_failed=has_failed)
+            self._stopping.wait(max(0.0, self._rejoins_at - monotonic()))
         self._announce(events.Draining())
 
     def _check(self) -> None:
@@ -469,6 +477,8 @@ class Loop:
 
     def _recovered(self) -> None:
         """Announce that a trouble has ended: everything is claimed, and the brokers answer, also for an idle topic."""
+        if monotonic() < self._rejoins_at + SETTLED:
+            return
         if self._trouble is not None and not self._assignment.is_claiming:
             self._assignment.identity.cluster_id()  # KafkaUnavailable: it is not over
             if self._ask_codec is not None:

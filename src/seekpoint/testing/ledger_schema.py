@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from functools import cache
-from typing import Any, cast
+from typing import Any, LiteralString, NamedTuple
 
-from psycopg import Connection, connect
-from psycopg.rows import scalar_row
-from psycopg.sql import SQL, Composed, Identifier
+from psycopg import Connection, Cursor, OperationalError, connect
+from psycopg.errors import LockNotAvailable
+from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from seekpoint import schema
 from seekpoint.ledger.schema_revision import HEAD
@@ -16,106 +16,124 @@ from seekpoint.ledger.tables import metadata
 
 _ANY_SCHEMA = "ANY SCHEMA"  # a name that must be quoted, so that each of its places in the script can be found
 _MOST_BYTES = 4_000_000  # of all tables: beyond that, deleted rows would slow down the tests that follow
+_LOCK_TIMEOUT = "10s"
 
-# Each catalog row of the schema and what is in it, by its version: whatever DDL touches gets a new xmin.
-_SIGNATURE = """
-WITH relation AS (SELECT c.oid, c.xmin FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE n.nspname = %(schema)s)
-SELECT md5(string_agg(version, ',' ORDER BY version)) FROM (
-    SELECT 'n' || oid || ' ' || xmin AS version FROM pg_namespace WHERE nspname = %(schema)s
-    UNION ALL SELECT 'r' || oid || ' ' || xmin FROM relation
-    UNION ALL SELECT 'a' || a.attrelid || ' ' || a.attnum || ' ' || a.xmin
-        FROM pg_attribute AS a JOIN relation ON relation.oid = a.attrelid
-    UNION ALL SELECT 'd' || d.oid || ' ' || d.xmin FROM pg_attrdef AS d JOIN relation ON relation.oid = d.adrelid
-    UNION ALL SELECT 'c' || k.oid || ' ' || k.xmin FROM pg_constraint AS k JOIN relation ON relation.oid = k.conrelid
-    UNION ALL SELECT 't' || t.oid || ' ' || t.xmin
-        FROM pg_trigger AS t JOIN relation ON relation.oid = t.tgrelid WHERE NOT t.tgisinternal
-    UNION ALL SELECT 'p' || p.oid || ' ' || p.xmin FROM pg_policy AS p JOIN relation ON relation.oid = p.polrelid
-) AS versions
+# Numbers of the schema and of all relations in it: catalog rows are found by them, which is by index.
+_OIDS: LiteralString = """
+SELECT n.oid::text AS namespace, array_agg(c.oid)::text AS relations
+FROM pg_namespace AS n JOIN pg_class AS c ON c.relnamespace = n.oid WHERE nspname = {schema} GROUP BY n.oid
+"""
+
+# Number and newest version of all catalog rows of the ledger's own tables: whatever DDL touches gets a higher xmin, and
+# what it adds or removes is counted.
+_SIGNATURE: LiteralString = """
+SELECT count(*) || ' ' || coalesce(sum(version), 0) FROM (
+    SELECT xmin::text::int8 FROM pg_namespace WHERE oid = {namespace} AND nspname = {schema}
+    UNION ALL SELECT xmin::text::int8 FROM pg_class WHERE oid = ANY({relations})
+    UNION ALL SELECT xmin::text::int8 FROM pg_attribute WHERE attrelid = ANY({relations})
+    UNION ALL SELECT xmin::text::int8 FROM pg_attrdef WHERE adrelid = ANY({relations})
+    UNION ALL SELECT xmin::text::int8 FROM pg_constraint WHERE conrelid = ANY({relations})
+    UNION ALL SELECT xmin::text::int8 FROM pg_index WHERE indrelid = ANY({relations})
+    UNION ALL SELECT xmin::text::int8 FROM pg_trigger WHERE tgrelid = ANY({relations}) AND NOT tgisinternal
+    UNION ALL SELECT xmin::text::int8 FROM pg_rewrite WHERE ev_class = ANY({relations})
+    UNION ALL SELECT xmin::text::int8 FROM pg_policy WHERE polrelid = ANY({relations})
+) AS versions (version)
 """
 
 # How to remove what a test made. What depends on it goes with it (CASCADE), so that a later line may find nothing; an
-# extension takes its members with it, and a table the sequences of its columns.
-_ADDED = """
-WITH member AS (SELECT classid, objid FROM pg_depend WHERE deptype = 'e')
-(SELECT format('DROP EXTENSION IF EXISTS %%I CASCADE', extname)
-FROM pg_extension JOIN pg_namespace AS n ON n.oid = extnamespace WHERE nspname = %(schema)s)
+# extension takes its members with it, a table the sequences of its columns, and a range type its functions.
+_ADDED: LiteralString = """
+WITH added AS (
+    SELECT classid, objid FROM pg_depend AS made WHERE refclassid = 'pg_namespace'::regclass AND refobjid = {namespace}
+        AND NOT EXISTS (SELECT FROM pg_depend AS whole WHERE whole.classid = made.classid AND whole.objid = made.objid
+            AND whole.deptype = ANY('{{e,i}}') AND whole.refclassid <> 'pg_class'::regclass)
+)
+(SELECT format('DROP EXTENSION IF EXISTS %I CASCADE', extname) FROM pg_extension WHERE extnamespace = {namespace})
 UNION ALL
-(SELECT format('DROP %%s IF EXISTS %%I.%%I CASCADE',
+(SELECT format('DROP %s IF EXISTS %I.%I CASCADE',
     CASE relkind WHEN 'v' THEN 'VIEW' WHEN 'm' THEN 'MATERIALIZED VIEW' WHEN 'S' THEN 'SEQUENCE'
-        WHEN 'f' THEN 'FOREIGN TABLE' WHEN 'c' THEN 'TYPE' ELSE 'TABLE' END, nspname, relname)
-FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace
-WHERE nspname = %(schema)s AND relkind = ANY('{r,p,v,m,S,f,c}') AND relname <> ALL(%(relations)s)
-    AND NOT EXISTS (SELECT FROM member WHERE classid = 'pg_class'::regclass AND objid = c.oid)
+        WHEN 'f' THEN 'FOREIGN TABLE' ELSE 'TABLE' END, {schema}, relname)
+FROM pg_class WHERE oid IN (SELECT objid FROM added WHERE classid = 'pg_class'::regclass)
+    AND oid <> ALL({relations}) AND relkind = ANY('{{r,p,v,m,S,f}}')
 ORDER BY relkind = 'S')
 UNION ALL
-SELECT format('DROP ROUTINE IF EXISTS %%s CASCADE', p.oid::regprocedure)
-FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = %(schema)s
-    AND NOT EXISTS (SELECT FROM member WHERE classid = 'pg_proc'::regclass AND objid = p.oid)
+SELECT format('DROP ROUTINE IF EXISTS %s CASCADE', oid::regprocedure) FROM pg_proc
+WHERE oid IN (SELECT objid FROM added WHERE classid = 'pg_proc'::regclass)
 UNION ALL
-SELECT format('DROP TYPE IF EXISTS %%I.%%I CASCADE', nspname, typname)
-FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = typnamespace WHERE nspname = %(schema)s AND typtype = ANY('{e,d,r}')
-    AND NOT EXISTS (SELECT FROM member WHERE classid = 'pg_type'::regclass AND objid = t.oid)
+SELECT format('DROP TYPE IF EXISTS %I.%I CASCADE', {schema}, typname) FROM pg_type
+WHERE oid IN (SELECT objid FROM added WHERE classid = 'pg_type'::regclass)
 """
 
-_RELATIONS = """
-SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = %(schema)s
+# A table that has had no row since it was made has no page.
+_STATE: LiteralString = """
+WITH sized AS (
+    SELECT relname, pg_relation_size(oid) AS bytes FROM pg_class WHERE oid = ANY({relations}) AND relkind = 'r'
+)
+SELECT ({signature}), ARRAY({drops}), (SELECT coalesce(sum(bytes), 0) FROM sized),
+    ARRAY(SELECT relname::text FROM sized WHERE bytes > 0),
+    ARRAY(SELECT relname::text FROM pg_class
+        WHERE oid = ANY({relations}) AND CASE relkind WHEN 'S' THEN pg_sequence_last_value(oid) END IS NOT NULL)
 """
 
-_BYTES = """
-SELECT coalesce(sum(pg_relation_size(c.oid)), 0) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace
-WHERE nspname = %(schema)s AND relkind = 'r'
-"""
 
-_USED_SEQUENCES = """
-SELECT format('%%I.%%I', schemaname, sequencename) FROM pg_sequences
-WHERE schemaname = %(schema)s AND last_value IS NOT NULL
-"""
+class _State(NamedTuple):
+    """What a test has left in the schema."""
+
+    signature: str
+    drops: list[str]
+    bytes: int
+    tables: list[str]
+    """Those that may have rows."""
+    sequences: list[str]
 
 
 class LedgerSchema:
     """Lends the ledger's tables to one test after another, without rows and with nothing else in their schema.
 
     Emptying them takes a small part of the time in which they are made. A test may change the tables themselves
-    (columns, grants, triggers, policies): then they are made again for the next test, under another name.
+    (columns, grants, triggers, policies): then they are made again for the next test, under another name. One
+    connection serves all tests; the next test gets another where it was cut.
     """
 
     def __init__(self) -> None:
-        self.name = _new_name()
-        self._dsn: str | None = None
+        self._name = _new_name()
+        self._dsn = ""
+        self._connection: Connection | None = None
+        self._oids: dict[str, Literal] = {}
         self._signature: str | None = None
-        self._relations: list[str] = []
+        self._is_checked = False
+
+    def lend(self) -> str:
+        """The schema's name, for a test that may change the schema without :meth:`prepare` and :meth:`empty`."""
+        self._is_checked = False
+        return self._name
 
     def prepare(self, dsn: str) -> None:
         """Make the tables, unless they are there as they were made."""
-        self._dsn = dsn
-        with _transaction(dsn) as tx:
-            if self._signature is None or self._signature != self._sign(tx):
-                tx.execute(_drop(self.name))
-                tx.execute(_script().replace(f'"{_ANY_SCHEMA}"', f'"{self.name}"').encode())
-                self._relations = _scalars(tx, _RELATIONS, schema=self.name)
-                self._signature = self._sign(tx)
+        if dsn != self._dsn:
+            self._close()
+            self._dsn, self._is_checked = dsn, False
+        if not (self._is_checked or self._is_as_made()):
+            self._execute(SQL("; ").join([_drop(self._name), SQL(_script(self._name))]))
+            namespace, relations = self._row(SQL(_OIDS).format(schema=Literal(self._name)))
+            self._oids = {"namespace": Literal(namespace), "relations": Literal(relations)}
+            self._signature = self._state().signature
+        self._is_checked = True
 
     def empty(self) -> None:
         """Remove what a test has written and made; where it changed the ledger's own tables, remove them as well.
 
         Raises LockNotAvailable where the test left a transaction open: a mistake to hear about, not to wait for.
         """
-        assert self._dsn is not None
-        pristine, self._signature = self._signature, None  # where this fails, the next test gets new tables
-        with _transaction(self._dsn) as tx:
-            tx.execute("SET LOCAL lock_timeout = '10s'")
-            for statement in _scalars(tx, _ADDED, schema=self.name, relations=self._relations):
-                tx.execute(statement.encode())
-            if self._sign(tx) != pristine or _scalars(tx, _BYTES, schema=self.name)[0] > _MOST_BYTES:
-                tx.execute(_drop(self.name))
-                self.name = _new_name()
-                return
-            tx.execute(_deletes(self.name))
-            tx.execute(_revision(self.name), [HEAD])
-            for sequence in _scalars(tx, _USED_SEQUENCES, schema=self.name):
-                tx.execute("SELECT setval(%s::regclass, 1, false)", [sequence])
-        self._signature = pristine
+        pristine, self._signature, self._is_checked = self._signature, None, False  # where this fails: new tables
+        state = self._state()
+        if state.signature != pristine or state.bytes > _MOST_BYTES:
+            self._execute(_drop(self._name))
+            self._name = _new_name()
+            return
+        statements = [SQL(drop) for drop in state.drops]
+        self._execute(SQL("; ").join([*statements, *_clean(self._name, state)]))
+        self._signature, self._is_checked = pristine, True
 
     @property
     def is_made(self) -> bool:
@@ -124,22 +142,45 @@ class LedgerSchema:
 
     def remove(self, dsn: str) -> None:
         """Remove the schema at the end of the run."""
-        with _transaction(dsn) as tx:
-            tx.execute(_drop(self.name))
+        self._close()
+        self._dsn = dsn
+        self._execute(_drop(self._name))
+        self._close()
 
-    def _sign(self, tx: Connection) -> str | None:
-        """Which versions of which catalog rows the schema has; None where there is no schema."""
-        return cast("str | None", _scalars(tx, _SIGNATURE, schema=self.name)[0])
+    def _is_as_made(self) -> bool:
+        if self._signature is None:
+            return False
+        state = self._state()
+        return state.signature == self._signature and not state.drops
 
+    def _state(self) -> _State:
+        parts = {"schema": Literal(self._name), **self._oids}
+        signature, drops = SQL(_SIGNATURE).format(**parts), SQL(_ADDED).format(**parts)
+        return _State(*self._row(SQL(_STATE).format(signature=signature, drops=drops, **parts)))
 
-def _transaction(dsn: str) -> Connection:
-    """A connection for one transaction: tests may close or replace whatever is between them and the server."""
-    return connect(dsn, prepare_threshold=None)
+    def _row(self, query: Composed) -> tuple[Any, ...]:
+        cursor = self._execute(query)
+        cursor.nextset()
+        (row,) = cursor.fetchall()
+        return row
 
+    def _execute(self, script: Composed) -> Cursor:
+        """Run the statements in one transaction; again by a new connection where the last one was cut."""
+        script = SQL("SET LOCAL lock_timeout = {}; ").format(_LOCK_TIMEOUT) + script
+        if self._connection is not None:
+            try:
+                return self._connection.execute(script)
+            except LockNotAvailable:
+                raise
+            except OperationalError:  # a test, its server or its pooler has ended the session
+                self._close()
+        self._connection = connect(self._dsn, autocommit=True, prepare_threshold=None)
+        return self._connection.execute(script)
 
-def _scalars(tx: Connection, query: str, **values: Any) -> list[Any]:
-    with tx.cursor(row_factory=scalar_row) as cursor:
-        return cursor.execute(query.encode(), values).fetchall()
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _drop(name: str) -> Composed:
@@ -150,18 +191,22 @@ def _new_name() -> str:
     return f"seekpoint_{secrets.token_hex(6)}"
 
 
+def _script(name: str) -> str:
+    return _any_script().replace(f'"{_ANY_SCHEMA}"', f'"{name}"')
+
+
 @cache
-def _script() -> str:
+def _any_script() -> str:
     return schema.sql(schema=_ANY_SCHEMA)
 
 
-@cache
-def _deletes(name: str) -> Composed:
-    """One statement for each table, children first."""
-    tables = [Identifier(name, table.name) for table in reversed(metadata.sorted_tables)]
-    return SQL("; ").join(SQL("DELETE FROM {}").format(table) for table in tables)
-
-
-def _revision(name: str) -> Composed:
-    """The revision as it was: tests of refusals store another one."""
-    return SQL("UPDATE {} SET version_num = %s").format(Identifier(name, "alembic_version"))
+def _clean(name: str, state: _State) -> list[Composed]:
+    """Statements that delete all rows, children first, and reset the revision: tests of refusals store another one."""
+    tables = [table.name for table in reversed(metadata.sorted_tables) if table.name in state.tables]
+    deletes = [SQL("DELETE FROM {}").format(Identifier(name, table)) for table in tables]
+    revision = SQL("UPDATE {} SET version_num = {head} WHERE version_num <> {head}")
+    resets = [
+        SQL("SELECT setval({}::regclass, 1, false)").format(Literal(Identifier(name, sequence).as_string()))
+        for sequence in state.sequences
+    ]
+    return [*deletes, revision.format(Identifier(name, "alembic_version"), head=Literal(HEAD)), *resets]

@@ -206,7 +206,7 @@ def _ledger_schema(pytestconfig: pytest.Config) -> Iterator[LedgerSchema]:
 @pytest.fixture
 def seekpoint_schema(_ledger_schema: LedgerSchema) -> str:
     """The name of a schema that only this test uses now: what it leaves there is removed after it."""
-    return _ledger_schema.name
+    return _ledger_schema.lend()
 
 
 @pytest.fixture

@@ -539,6 +539,40 @@ def test_a_rule_that_was_made_since_takes_no_row(ground: Ground, group: str, des
     assert work.ledger.read()[0].next_offset == 3
 
 
+VIEW = """
+ALTER TABLE t RENAME TO base; CREATE VIEW t AS TABLE base;
+CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql
+AS 'BEGIN INSERT INTO base VALUES (NEW.id, NEW.note); RETURN NEW; END';
+ALTER FUNCTION keep SET search_path FROM CURRENT;
+CREATE TRIGGER k INSTEAD OF INSERT ON t FOR EACH ROW EXECUTE FUNCTION keep()
+"""
+NOT_PLAIN = {
+    "rule": ("CREATE RULE r AS ON INSERT TO t DO ALSO NOTHING", "DROP RULE r ON t"),
+    "view": (VIEW, "DROP VIEW t; ALTER TABLE base RENAME TO t"),
+}
+
+
+@pytest.mark.parametrize("why", NOT_PLAIN)
+def test_a_table_that_is_plain_again_takes_small_batches(
+    ground: Ground, group: str, desk: Any, sent: list[Any], why: str
+) -> None:
+    """The same session notices it with the next batch that it writes by COPY."""
+    pipeline = appends(ground, group)
+    begins, ends = NOT_PLAIN[why]
+    ground.sql(begins)
+    work = desk(pipeline, first=order(1))
+    session = work.driver
+    work.apply(order(2))
+    assert sent == []
+    ground.sql(ends)
+    work.apply(order(3))
+    with trips(work.driver) as counted:
+        work.apply(order(4))
+    assert counted.count == 2
+    assert work.driver is session
+    assert ground.rows("id") == [(1,), (2,), (3,), (4,)]
+
+
 def test_a_batch_that_has_failed_goes_step_by_step(ground: Ground, group: str, desk: Any, sent: list[Any]) -> None:
     """Its hold shows what happened. Of the pool, it gets a connection that knows the table, too."""
     pipeline = appends(ground, group, on_poison="dead_letter")

@@ -39,7 +39,9 @@ ITEM = """
     ) items
 """
 # Of the table c: whether INSERT and COPY do alike. No rule, no row security (COPY refuses it), and no view.
-PLAIN = "c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active(c.oid)"
+# relhasrules stays true after the last rule was dropped, until the next VACUUM.
+_RULED = "(c.relhasrules AND EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid))"
+PLAIN = f"c.relkind IN ('r', 'p') AND NOT {_RULED} AND NOT row_security_active(c.oid)"
 # Of the column a, how it is declared: ``interval`` and ``interval hour`` have the same type, and read '10' otherwise.
 _DECLARED = "CAST(a.atttypid AS text) || ' ' || a.atttypmod || ' ' || a.attndims"
 COLUMN_TYPE = """format_type(a.atttypid, a.atttypmod) AS named, CAST(base.oid AS bigint) AS base, base.typmod,
@@ -76,9 +78,8 @@ def types_now(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
     """The types as they are, until the transaction ends: no session alters the table from here on."""
     known, name = _known.setdefault(driver, {}), tuple(path)
     cursor, quoted = driver.cursor(row_factory=tuple_row), sql.Identifier(*name).as_string(None)
-    if name in known:
-        lockable = known[name][0]
-    else:
+    lockable = name in known and known[name][0]
+    if not lockable:  # or not yet: a table may have taken a view's name, or the right was granted
         found = cursor.execute(_LOCKABLE, [quoted]).fetchone()
         lockable = found is not None and bool(found[0])
     asked = _COLUMNS.format(sql.Literal(quoted))

@@ -70,10 +70,15 @@ def rerun_if_changed(tx: Connection, path: Sequence[str]) -> Iterator[None]:
 
     A table that is exchanged or altered after the session's look may refuse the rows: then the block ends with a
     transient error. What is found then in the same state has not changed: its error is raised as it is.
+
+    What was no plain table is looked at again each time: once the rule, the view or the row security is gone, small
+    batches are sent in two round trips again.
     """
     known, name = _known.get(driver_of(tx), {}), tuple(path)
     was_known, refused = name in known, _refused.setdefault(tx.engine, set())
     refused_before = frozenset(refused)  # before the look: what others find out from here on says nothing about it
+    if was_known and not known[name].is_plain:
+        _forget(tx, name)
     found = recalled(tx, name)
     if was_known and found in refused_before:  # another session of the pool has found out meanwhile
         _forget(tx, name)

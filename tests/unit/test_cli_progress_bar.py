@@ -54,6 +54,11 @@ def test_what_others_did_before_does_not_count_for_the_rate() -> None:
     assert told(1_000, 2_000, 100, 10) == "1,000 of 2,000 records, 10/s, 1 min 40 s left"
 
 
+def test_the_first_seconds_say_nothing_of_the_end() -> None:
+    assert told(10, 1_000_000, 10, 4.9) == "10 of 1,000,000 records, 2/s"
+    assert told(10, 1_000_000, 10, 5.0) == "10 of 1,000,000 records, 2/s, 5 d 18 h left"
+
+
 def test_keys_are_not_called_records(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Shown() as shown:
         shown("warming up", 0, 300)

@@ -7,12 +7,16 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+import typer
+
 from seekpoint.cli.errors import masked, plain
 from seekpoint.cli.output import cut, field, moment, numbered, print_table
-from seekpoint.cli.progress_bar import lasting
+from seekpoint.cli.progress_bar import ago_of, lasting
 from seekpoint.jobs.reload import Report, Run
 from seekpoint.jobs.run_progress import PartitionProgress, RunProgress
 
+WIDTH = 100  # characters of a line
+_COLUMNS = ("id", "strategy", "state", "opened", "tables")
 QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, may be gone
 _OF_A_RUN = (
     *("id", "strategy", "state", "is_open", "swept", "groups", "pipelines", "tables", "version_from"),
@@ -23,22 +27,16 @@ _NUMERIC = frozenset({"partition", "first", "next", "end", "live", "left"})
 
 
 def print_list(runs: Sequence[Run]) -> None:
-    """Runs, one per line."""
-    columns = ("id", "strategy", "state", "tables", "groups", "opened at", "heard of", "error")
-    rows = (
-        (
-            run.id,
-            run.strategy,
-            state(run),
-            ", ".join(run.tables),
-            ", ".join(run.groups),
-            moment(run.opened_at),
-            moment(run.changed_at),
-            cut(run.error),
-        )
-        for run in runs
-    )
-    print_table("runs", columns, rows, numeric=())
+    """Runs, one per line of a hundred characters; below, what ended those that failed."""
+    rows = [(str(run.id), run.strategy, state(run), ago_of(run.opened_at)) for run in runs]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS[:-1], *rows, strict=True)]
+    room = WIDTH - sum(width + 2 for width in widths) - 2
+    tables = (cut(", ".join(run.tables), room) for run in runs)
+    print_table("runs", _COLUMNS, [(*row, its) for row, its in zip(rows, tables, strict=True)], numeric=())
+    for run in runs:
+        if run.error:
+            typer.echo(plain(f"{run.id}: {cut(run.error, WIDTH - len(str(run.id)) - 2)}"))
+    typer.echo("`seekpoint reload status ID` has one run's groups, driver, partitions and whole error")
 
 
 def state(run: Run) -> str:

@@ -72,10 +72,10 @@ def field(name: str, said: str) -> str:
     return f"  {name:<9} {plain(said)}"
 
 
-def cut(error: str | None) -> str:
-    """The beginning of an error, without passwords."""
+def cut(error: str | None, most: int = CELL) -> str:
+    """The beginning of an error, of ``most`` characters at most, without passwords."""
     said = masked(error or "").replace("\n", " ")
-    return said if len(said) <= CELL else f"{said[: CELL - 1]}…"
+    return said if len(said) <= most else f"{said[: most - 1]}…"
 
 
 def numbered(count: int, noun: str) -> str:

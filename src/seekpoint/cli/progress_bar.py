@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 EVERY = 5.0  # seconds between two lines
 UNCOUNTED = {"comparing"}  # one statement for each table: there are no records to count
+SURE = 5.0  # seconds of a step before which its rate says nothing of its end: Spark starts, connections are made
 KEYS = {"warming up"}  # what is counted in keys, not in records
 
 
@@ -77,7 +78,10 @@ class Shown:
 
 
 def told(done: int, total: int, here: int, seconds: float, unit: str = "records") -> str:
-    """How much of it, how fast (so many ``here``), how long it will take at that rate; empty if nothing is known."""
+    """How much of it, how fast (so many ``here``), how long it will take at that rate; empty if nothing is known.
+
+    The rest of the time is not estimated in the first seconds.
+    """
     if not done and not total:
         return ""
     of = f" of {total:,}" if total > done else ""
@@ -85,7 +89,7 @@ def told(done: int, total: int, here: int, seconds: float, unit: str = "records"
     rate = here / seconds if seconds > 0 else 0.0
     if rate >= 1:
         parts.append(f"{rate:,.0f}/s")
-        if total > done:
+        if total > done and seconds >= SURE:
             parts.append(f"{lasting((total - done) / rate)} left")
     return ", ".join(parts)
 

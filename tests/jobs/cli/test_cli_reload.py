@@ -114,6 +114,9 @@ def test_a_run_that_fails_says_why_and_is_on_record(terminal: Terminal, shop: Sh
     (run,) = terminal.look("reload", "status")
     assert run["state"] == "failed"
     assert "too much" in run["error"]
+    listed = terminal.run("reload", "status", *terminal.ledger).stdout
+    assert f"\n{run['id']}: {run['error'].splitlines()[0]}" in listed
+    assert max(map(len, listed.splitlines())) <= 100
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def test_tables_that_are_what_the_log_says(terminal: Terminal, shop: Shop) -> No
     assert (run["state"], run["error"]) == ("verified", None)
     listed = terminal.run("reload", "status", *terminal.ledger).stdout
     assert " verified " in listed
+    assert max(map(len, listed.splitlines())) <= 100
     assert "aborted" not in listed
     shown = terminal.run("reload", "status", run["id"], *terminal.ledger).stdout
     assert shown.startswith(f"verify {run['id']}: verified\n")

@@ -84,6 +84,8 @@ def test_a_bucket_is_used_like_a_folder() -> None:
             "abfs://c@store.dfs.core.windows.net/a/b/",
             "abfss://store.dfs.core.windows.net/c/a/b",
             "abfss://Store.blob.core.windows.net/c/a/b",
+            "wasbs://c@store.blob.core.windows.net/a/b",
+            "wasb://c@store.blob.core.windows.net/a/b/",
         ],
     ],
 )
@@ -102,6 +104,8 @@ def test_roots_as_spark_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """``dbfs:/`` is no folder beside the process, an Azure container no password, ``s3a://`` pyarrow's ``s3://``."""
     assert Storage("abfss://c@store.dfs.core.windows.net/a").path("f") == "c/a/f"
     assert Storage("abfs://c@store.dfs.core.windows.net/a").path("f") == "c/a/f"
+    assert Storage(named("wasbs://c@store.blob.core.windows.net/a")).path("f") == "c/a/f"
+    assert Storage("abfss://c@store.blob.core.windows.net/a").path("f") == "c/a/f"
     assert Storage("gcs://b/a").path("f") == "b/a/f"
     with pytest.raises(ConfigError, match=r"When resolving region|s3a://b-/a is no place") as refused:
         Storage("s3a://b-/a")
@@ -114,3 +118,5 @@ def test_roots_as_spark_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         named("s3:/b/a")
     with pytest.raises(ConfigError, match="would be in the manifest"):
         named("abfss://c:secret@store.dfs.core.windows.net/a")
+    with pytest.raises(ConfigError, match="would be in the manifest"):
+        named("wasbs://c:secret@store.blob.core.windows.net/a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -52,6 +53,19 @@ def test_what_differs_is_named(shop: Shop) -> None:
     assert (run.state, run.error) == ("verified", None)
     (shown,) = Admin(shop.engine, schema=shop.schema).reloads()
     assert shown.differences == (TableDifferences(table.table, equal=36, missing=2, extra=1, different=1),)
+
+
+def test_long_values_are_shown_by_their_beginning(shop: Shop) -> None:
+    """Twenty rows of each kind with values of megabytes would be a report of a hundred."""
+    shop.execute("ALTER TABLE {schema}.orders ALTER amount TYPE numeric")
+    working(shop, FIRST)
+    shop.execute("UPDATE {schema}.orders SET amount = -repeat('9', 5000)::numeric WHERE id = 8")
+    (sample,) = shop.reload(version=1).verify().tables[0].samples
+    assert sample.live is not None
+    assert sample.rebuilt is not None
+    digest = hashlib.md5(b"-" + b"9" * 5000, usedforsecurity=False).hexdigest()
+    assert sample.live["amount"] == f"-{'9' * 999}… (5001 characters, MD5 {digest})"
+    assert (sample.rebuilt["amount"], sample.live["at"]) == (88, 8 + 80)
 
 
 def test_rows_of_types_without_equality_are_compared(shop: Shop) -> None:

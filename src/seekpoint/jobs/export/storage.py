@@ -17,7 +17,9 @@ _SECRET = re.compile(r"(?i)(?:password|secret|token|key)[^=&]*=")  # abfss://…
 
 
 _OPAQUE = re.compile(r"(?i)([a-z][a-z0-9+.-]+):(/*)(.*)", re.DOTALL)  # two characters at least: C:/ is a drive
-_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}  # Spark's and Hadoop's names of the same storage
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
+    ("abfs", "wasb", "wasbs"), "abfss"
+)  # Spark's and Hadoop's names of the same storage
 _AZURE = re.compile(r"(?i)([^@/]+)\.(?:dfs|blob)\.core\.windows\.net")
 DBFS = "/dbfs"  # where Databricks shows dbfs:/ as a folder
 
@@ -42,7 +44,7 @@ def named(root: str | Path) -> str:
     if not found or len(found[2]) < 2:
         return str(Path(text).expanduser().absolute())
     url = urlsplit(text)
-    is_container = scheme in {"abfs", "abfss"} and _AZURE.fullmatch(url.hostname or "") is not None
+    is_container = _ALIASES.get(scheme, scheme) == "abfss" and _AZURE.fullmatch(url.hostname or "") is not None
     if (url.username and not is_container) or url.password or _SECRET.search(url.query):
         raise ConfigError(
             f"the credentials in the archive's URL ({url.scheme}://…@{url.hostname}) would be in the manifest: give "
@@ -112,6 +114,8 @@ class Storage:
             raise ConfigError(f"{root}: dbfs:/ is read through the folder {DBFS}, which this machine has not")
         scheme, mark, rest = root.partition("://")
         known = f"{_ALIASES.get(scheme.lower(), scheme)}{mark}{rest}" if mark else root  # pyarrow has one name for each
+        if known.startswith("abfss://") and "@" in rest:  # with the other host, pyarrow takes the container for a user
+            known = known.replace(".blob.core.windows.net", ".dfs.core.windows.net", 1)
         try:
             found: tuple[Any, str] = (fs.LocalFileSystem(), root) if self.is_local else fs.FileSystem.from_uri(known)
         except Exception as error:

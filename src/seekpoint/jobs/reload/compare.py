@@ -18,12 +18,16 @@ from seekpoint.jobs.tables.targets import Target
 from seekpoint.ledger.sql import reload_run as sql
 
 SAMPLES = 20  # rows of each kind that are shown
+VALUE = 1_000  # characters of a value in them
 DIFFERENT_KEY = "different key"  # a kind: the keys are equal (=), and not the same bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row that differs: its key, and its written columns in the live and in the rebuilt table."""
+    """One row that differs: its key, and its written columns in the live and in the rebuilt table.
+
+    Of a value of more than 1,000 characters its beginning is there, as text, with its length and its MD5.
+    """
 
     kind: str
     key: Mapping[str, Any]
@@ -174,12 +178,29 @@ def _counted(tables: StagingTables) -> Difference:
     return Difference(tables.target.name, equal, missing, counts.get("extra", 0), different, samples)
 
 
+# A report has some rows of each kind, and each of them may have values of megabytes.
+_CUT_TEXT = (
+    "CASE WHEN length({column}::text) > {most} THEN left({column}::text, {most}) || '… (' || length({column}::text) "
+    "|| ' characters, MD5 ' || md5({column}::text) || ')' ELSE {column}::text END"
+)
+_CUT_VALUE = "CASE WHEN length({column}::text) > {most} THEN to_jsonb({text}) ELSE to_jsonb({column}) END AS {its}"
+
+
 def _samples(tables: StagingTables) -> tuple[Sample, ...]:
     def texts(alias: str) -> Composable:
-        return ident.SQL(", ").join(composed("{column}::text", column=(alias, one)) for one in tables.columns)
+        return ident.SQL(", ").join(composed(_CUT_TEXT, column=(alias, one), most=VALUE) for one in tables.columns)
+
+    def values(alias: str) -> Composable:
+        cut = _CUT_VALUE.replace("{text}", _CUT_TEXT)
+        columns = (composed(cut, column=(alias, one), its=(one,), most=VALUE) for one in tables.columns)
+        return composed(
+            "CASE WHEN {its} IS NOT NULL THEN (SELECT to_jsonb(v) FROM (SELECT {columns}) AS v) END",
+            its=(alias, "tableoid"),
+            columns=ident.SQL(", ").join(columns),
+        )
 
     found = tables.rows(
-        "SELECT diff.{kind}, (SELECT to_jsonb(k) FROM (SELECT {diff_key}) AS k), to_jsonb(live), to_jsonb(built), "
+        "SELECT diff.{kind}, (SELECT to_jsonb(k) FROM (SELECT {diff_key}) AS k), {live_values}, {built_values}, "
         "ARRAY[{live_texts}], ARRAY[{built_texts}] "
         "FROM (SELECT *, row_number() OVER (PARTITION BY {kind} ORDER BY {key}) AS {n} FROM "
         "(SELECT {key}, replace({kind}, {different_key}, 'different') AS {kind} FROM {diff}) AS kinds) AS diff "
@@ -187,6 +208,8 @@ def _samples(tables: StagingTables) -> tuple[Sample, ...]:
         "WHERE diff.{n} <= {most} ORDER BY diff.{kind}, {diff_key}",
         n=("seekpoint n",),
         diff_key=names(tables.target.key, "diff"),
+        live_values=values("live"),
+        built_values=values("built"),
         live_texts=texts("live"),
         built_texts=texts("built"),
         different_key=DIFFERENT_KEY,

@@ -39,6 +39,26 @@ def test_a_replay_applies_the_record_and_closes_its_dead_letter(depot: Depot) ->
     assert depot.ledger.read()[0].next_offset == 3
 
 
+def test_a_request_is_one_action_that_is_committed_with_the_first_record(depot: Depot) -> None:
+    """I1: it is there where a record of it is applied or given up, and only there."""
+    depot.bad = {b"b", b"c"}
+    first, *_ = depot.park(*orders(b"b", b"c", b"c"), *orders(b"c", partition=1))
+    assert depot.redrive().replay_all(reason="too early").replayed == 0
+    assert depot.actions() == [], "nothing was applied"
+    depot.bad = {b"b"}
+    summary = depot.redrive().replay_all(reason="fixed")
+    assert (summary.replayed, [one.dead_letter.id for one in summary.failed]) == (3, [first.id])
+    assert depot.actions() == [("replay", None, "ada", "4 dead letters: fixed")], "of two partitions: no offset"
+    closed = depot.redrive().list(Where(states=(State.REPLAYED,)))
+    assert {(one.closed_by, one.closed_reason) for one in closed} == {("ada", "fixed")}
+    depot.bad = {b"d"}
+    depot.park(*orders(b"d", b"d", start=3))
+    depot.redrive("eve").discard(Where(), reason="no order")
+    assert depot.actions()[1:] == [("discard", 0, "eve", "3 dead letters: no order")]
+    depot.redrive("eve").discard(first.id, reason="again")
+    assert len(depot.actions()) == 2, "nothing was given up"
+
+
 def test_a_replay_that_fails_again_keeps_both_errors(depot: Depot) -> None:
     """I4: what it wrote is rolled back, the dead letter stays open, and says how often it was tried."""
     letter = depot.dead_lettered(b"b")

@@ -66,7 +66,7 @@ def test_the_first_of_a_key_draws_the_others_along(depot: Held) -> None:
     assert depot.of_key(b"k") == [(0, 0), (0, 2), (0, 4)]
     assert depot.states() == {0: "replayed", 1: "dead_lettered", 2: "replayed", 3: "blocked", 4: "replayed"}
     assert [(o, n) for o, n, _ in seen] == [(0, 1), (2, 2), (4, 3)]
-    assert [action[:2] for action in depot.actions()] == [("replay", 0), ("replay", 2), ("replay", 4)]
+    assert depot.actions() == [("replay", 0, "ada", f"dead letter {ids[0]}: replay")], "one request, one row"
 
 
 def test_one_that_is_not_first_is_refused_with_the_one_to_replay_first(depot: Held) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Row
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import dead_letters as sql
 from seekpoint.ledger.sql.admin import LOCK_ROW
 from seekpoint.ledger.sql.partition_offset import ASKED, SHARE_GROUP, arrays
@@ -345,12 +346,19 @@ class DeadLetters:
         return found
 
     def close(
-        self, tx: Connection, dead_letter: DeadLetter, state: State, actor: str, reason: str, *, is_action: bool = True
+        self,
+        tx: Connection,
+        dead_letter: DeadLetter,
+        state: State,
+        actor: str,
+        reason: str,
+        *,
+        among: Sequence[DeadLetter] | None = (),
     ) -> None:
         """Close an open dead letter as replayed or discarded, and write who did it and why to ``admin_action``.
 
-        ``is_action`` False: it is part of a request that is on record there as one. Raises Fenced where it is not open
-        any more, and then nothing may be committed.
+        ``among`` are the dead letters of one request (by default this one alone), which is one row there; None where
+        the request has its row already. Raises Fenced where it is not open any more, and then nothing may be committed.
         """
         if state not in _ACTIONS:
             raise ConfigError(f"a dead letter is closed as {', '.join(_ACTIONS)}, not as {state}")
@@ -366,16 +374,8 @@ class DeadLetters:
         )
         if closed.rowcount != 1:
             raise _closed(dead_letter)
-        if is_action:
-            record_action(
-                scope,
-                _ACTIONS[state],
-                actor=actor,
-                reason=f"dead letter {dead_letter.id}: {reason}",
-                partition=dead_letter.at,
-                from_offset=dead_letter.offset,
-                to_offset=dead_letter.offset + 1,
-            )
+        if among is not None:
+            _record(scope, _ACTIONS[state], among or (dead_letter,), actor, reason)
 
     def failed_again(self, tx: Connection, dead_letter: DeadLetter, failure: Failure) -> None:
         """Store the error of a failed replay; the dead letter stays open, and keeps its first error.
@@ -421,6 +421,16 @@ def _refuse_numbers(largest: int, **conditions: int | None) -> None:
             raise ConfigError(
                 f"{name}={asked}: no dead letter has this, the largest is {largest}; leave it out to mean all"
             )
+
+
+def _record(scope: GroupConnection, action: str, closing: Sequence[DeadLetter], actor: str, reason: str) -> None:
+    """One row for a request; its partition and offsets where it is of one partition."""
+    what = f"dead letter {closing[0].id}" if len(closing) == 1 else f"{len(closing):,} dead letters"
+    span: dict[str, Any] = {}
+    if len({dead_letter.at for dead_letter in closing}) == 1:
+        offsets = [dead_letter.offset for dead_letter in closing]
+        span = {"partition": closing[0].at, "from_offset": min(offsets), "to_offset": max(offsets) + 1}
+    record_action(scope, action, actor=actor, reason=f"{what}: {reason}", **span)
 
 
 def _closed(dead_letter: DeadLetter) -> Fenced:

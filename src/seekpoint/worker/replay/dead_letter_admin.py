@@ -165,14 +165,20 @@ class DeadLetterAdmin:
         """
         if not reason.strip():
             raise ConfigError("a record is given up for a reason: give reason='...'")
-        done = []
-        for dead_letter in map(lean, chosen_dead_letters(self._dead_letters, chosen)):
-            done.append(self._discard(dead_letter, storable(reason), as_of))
+        done: list[Discarded] = []
+        closing = [lean(dead_letter) for dead_letter in chosen_dead_letters(self._dead_letters, chosen)]
+        among: Sequence[DeadLetter] | None = closing  # of the request; None once it is in the history
+        for dead_letter in closing:
+            done.append(self._discard(dead_letter, storable(reason), as_of, among))
+            if done[-1].refusal is None:
+                among = None
             if progress is not None:
                 progress(done[-1])
         return tuple(done)
 
-    def _discard(self, dead_letter: DeadLetter, reason: str, as_of: datetime | None) -> Discarded:
+    def _discard(
+        self, dead_letter: DeadLetter, reason: str, as_of: datetime | None, among: Sequence[DeadLetter] | None
+    ) -> Discarded:
         tries = count(1)
 
         def once() -> Discarded:
@@ -182,7 +188,7 @@ class DeadLetterAdmin:
                 if now.is_open and as_of is not None and now.dead_lettered_at > as_of:
                     return Discarded(dead_letter, again(now).reason)
                 if now.is_open:
-                    self._dead_letters.close(tx.connection, now, State.DISCARDED, self.actor, reason)
+                    self._dead_letters.close(tx.connection, now, State.DISCARDED, self.actor, reason, among=among)
                     return Discarded(dead_letter)
             # Perhaps it was COMMIT that had no answer: then this is our own doing.
             ours = (now.state, now.closed_by, now.closed_reason) == (State.DISCARDED, self.actor, reason)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from sqlalchemy import URL, Engine
 
@@ -128,7 +129,7 @@ class DeadLetterReplay(DeadLetterAdmin):
         dead_letters = [one.dead_letter for one in planned if one.refusal is None]
         done: list[Replayed] = []
         try:
-            with self._replayer() as replayer:
+            with self._replayer(dead_letters) as replayer:
                 for one in self._each(replayer, dead_letters, storable(reason), progress):
                     done.append(one)  # noqa: PERF402 -- what is done counts, also where the next one raises
         except BaseException as error:
@@ -184,9 +185,10 @@ class DeadLetterReplay(DeadLetterAdmin):
         return keeps_order(self.pipeline, dead_letter)
 
     @contextmanager
-    def _replayer(self) -> Iterator[Replayer]:
+    def _replayer(self, among: Sequence[DeadLetter] = ()) -> Iterator[Replayer]:
         session = Session(self.ledger.engine, lends=self.pipeline.handle is not None)
         try:
-            yield Replayer(self.pipeline, self._dead_letters, session, self.actor, while_paused=self.while_paused)
+            options: dict[str, Any] = {"while_paused": self.while_paused, "among": among}
+            yield Replayer(self.pipeline, self._dead_letters, session, self.actor, **options)
         finally:
             session.close()

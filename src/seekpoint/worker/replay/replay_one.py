@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,10 @@ class _Attempt:
 
 
 class Replayer:
-    """Puts dead letters of one group through one pipeline, one transaction each."""
+    """Puts dead letters of one group through one pipeline, one transaction each.
+
+    The history has one row for all of them, ``among`` which they are; it is committed with the first that is applied.
+    """
 
     def __init__(
         self,
@@ -110,12 +113,12 @@ class Replayer:
         actor: str,
         *,
         while_paused: bool,
-        is_action: bool = True,
+        among: Sequence[DeadLetter] | None = (),
         stopwatch: Stopwatch | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
         self._pipeline, self._dead_letters, self._session, self._actor = pipeline, dead_letters, session, actor
-        self._is_action = is_action
+        self._among = among  # of the request; None once it is in the history
         self._ledger, self._while_paused = dead_letters.ledger, while_paused
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping
 
@@ -145,6 +148,8 @@ class Replayer:
                     f"{id} was replayed; to replay it again is safe, for it is applied once"
                 )
             raise
+        if outcome.is_applied:
+            self._among = None
         return outcome, before[-1].following if outcome.is_applied else None
 
     def _once(self, id: int, reason: str, attempt: _Attempt) -> Replayed:  # noqa: A002
@@ -182,7 +187,7 @@ class Replayer:
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and "
                     f"dead letter {id} stays open"
                 )
-            self._dead_letters.close(tx, dead_letter, State.REPLAYED, self._actor, reason, is_action=self._is_action)
+            self._dead_letters.close(tx, dead_letter, State.REPLAYED, self._actor, reason, among=self._among)
             if keeps_order(self._pipeline, dead_letter):
                 attempt.following = self._dead_letters.first_open_of_key(tx, dead_letter)
             attempt.committing = True

@@ -170,7 +170,7 @@ class RequestedReplays:
                 session,
                 actor,
                 while_paused=False,
-                is_action=False,  # the request is one
+                among=None,  # the request is in the history already
                 stopwatch=self._stopwatch,
                 stopping=self._stopping,
             )

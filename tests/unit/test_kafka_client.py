@@ -96,6 +96,33 @@ def test_after_a_whole_assignment_nothing_has_to_be_sought() -> None:
     assert not client.rebalanced
 
 
+class _Ended:
+    """Calls a revocation back in ``close()`` after it has ended, as librdkafka does past max.poll.interval.ms."""
+
+    def subscribe(self, _topics: list[str], *, on_revoke: Callable[..., None], **_: object) -> None:
+        self._on_revoke = on_revoke
+
+    def close(self) -> None:
+        self._on_revoke(self, [TopicPartition("t", 0)])
+
+    def assignment(self) -> list[TopicPartition]:
+        raise KafkaException(KafkaError(KafkaError._DESTROY))
+
+    unassign = assignment
+
+
+@pytest.mark.parametrize("config", [{}, COOPERATIVE], ids=["eager", "incremental"])
+def test_a_revocation_is_noted_where_the_client_has_ended(
+    config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    revoked: list[Partition] = []
+    client = Client(_Ended(), config)  # type: ignore[arg-type]  # what of a consumer it uses here
+    client.subscribe(["t"], lambda _: None, lambda partitions, _: revoked.extend(partitions))
+    client.close()
+    assert revoked == [Partition("t", 0)]
+    assert caplog.messages == []
+
+
 def test_a_client_that_is_closed_while_python_ends_does_not_keep_it() -> None:
     """As that of a reader which was not closed: no thread can be started then."""
     script = """

@@ -31,6 +31,7 @@ logger = logging.getLogger("seekpoint.kafka")
 
 END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001 -- librdkafka's own name
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
+ENDED = KafkaError._DESTROY  # noqa: SLF001
 FATAL = KafkaError._FATAL  # noqa: SLF001 -- what comes in the place of a record; its fatal() says False
 _IN_USE = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID).str()  # a fatal error has its cause only as a text
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
@@ -82,8 +83,8 @@ class Client:
         def revoked(lost: bool) -> _Callback:
             def callback(_: Consumer, partitions: list[_TopicPartition]) -> None:
                 self.rebalanced = True
-                self._unassign_revoked(partitions)
                 on_revoked(_named(partitions), lost)
+                self._unassign_revoked(partitions)
 
             return callback
 
@@ -99,11 +100,17 @@ class Client:
             self._consumer.incremental_assign([])
 
     def _unassign_revoked(self, partitions: Collection[_TopicPartition]) -> None:
-        if self._eager:
-            self._consumer.unassign()
-        else:
-            assigned = self._assigned(_named(partitions))
-            self._consumer.incremental_unassign([_TopicPartition(*p) for p in assigned])
+        try:
+            if self._eager:
+                self._consumer.unassign()
+            else:
+                assigned = self._assigned(_named(partitions))
+                self._consumer.incremental_unassign([_TopicPartition(*p) for p in assigned])
+        except KafkaException as error:
+            # In close(), a revocation that came before the client exceeded max.poll.interval.ms is called back after
+            # the client has ended, which has nothing assigned then.
+            if error.args[0].code() != ENDED:
+                raise
 
     # -- assignment ------------------------------------------------------------------------------------
 

@@ -43,6 +43,21 @@ def work_while_waiting(
     if not work.is_any():
         return type(driver).wait(driver, waits, *args, **options)
     try:
+        return _wait(driver, work, waits, *args, **options)
+    except BaseException:
+        with suppress(Exception):  # of a lost connection; Python would print it when the generator is collected
+            waits.close()
+        raise
+
+
+def _wait(
+    driver: psycopg.Connection[Any],
+    work: Work,
+    waits: Generator[Wait, Ready | int, T],
+    *args: Any,
+    **options: Any,
+) -> T:
+    try:
         state, poll = next(waits), select.poll()
         while True:
             poll.register(driver.pgconn.socket, _EVENTS[state])

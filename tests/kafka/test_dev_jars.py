@@ -29,6 +29,7 @@ def script(path: Path, version: str) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_java_known")
 def test_without_a_java_the_one_in_the_wheel_runs_the_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = script(tmp_path / "bin" / "java", "11.0.2")

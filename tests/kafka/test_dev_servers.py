@@ -191,6 +191,7 @@ def test_kafka_comes_back_with_every_acknowledged_record(
     assert records(own_kafka.bootstrap, name) == [b"one", b"two"]
 
 
+@pytest.mark.long
 def test_a_frozen_broker_answers_when_it_is_thawed(own_kafka: KafkaServer) -> None:
     admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap, "log_level": 0})
     admin.list_topics(timeout=10)
@@ -242,6 +243,7 @@ def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_given_broker_is_used_and_never_broken(own_kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BROKERS_VARIABLE, own_kafka.bootstrap)
     with start_kafka() as given:

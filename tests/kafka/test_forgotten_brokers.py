@@ -102,6 +102,7 @@ def test_a_consumer_that_forgot_the_brokers_is_closed_and_another_one_reads_on(
     assert [row.owner for row in scene.ledger.read()] == [None]
 
 
+@pytest.mark.long
 def test_an_idle_consumer_that_brokers_answer_is_kept(
     scene: Scene, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +156,7 @@ def test_the_ends_of_logs_are_answered_to_a_new_client(scene: Scene, proxy: Kafk
     assert identity.admin is not forgetful
 
 
+@pytest.mark.long
 def test_commits_are_answered_to_a_new_client(scene: Scene, proxy: KafkaProxy) -> None:
     name, _ = scene.log(5)
     identity = Identity({"bootstrap.servers": proxy.bootstrap, **FORGETFUL}, 1.0)

@@ -436,6 +436,7 @@ def test_a_topic_that_is_known_again_by_its_id_resumes(scene: Scene, lagging: se
 # -- brokers that go away -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_killed_broker_that_comes_back_costs_only_time(scene_on: SceneOn, own_kafka: KafkaServer, way: Way) -> None:
     scene = scene_on(kafka=own_kafka)
     name = scene.topic(2)

@@ -244,6 +244,7 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene
     assert all(each.wait > 0 for each in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 @pytest.mark.pins("batch")
 def test_an_embedding_service_starts_while_brokers_and_database_are_away(
     scene_on: Callable[..., Scene], own_kafka: KafkaServer, own_postgres: PostgresServer

@@ -78,6 +78,7 @@ def run(scene: Scene, *words: str, exits: int = 0) -> Any:
     return seekpoint(*words, *servers, exits=exits)
 
 
+@pytest.mark.long
 def test_kafkas_own_tool_shows_the_positions_of_running_workers(scene: Scene) -> None:
     """Under both protocols; on a transactional topic, whose log ends in markers, the lag is 0; after a rewind, too."""
     plain, marked = scene.topic(), scene.topic()

@@ -158,6 +158,7 @@ def expected_keys(scene: Scene, topic: str, count: int = 3) -> list[str]:
 # -- by call ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_call_before_a_kill_is_paid_once(scene: Scene, engine: Engine, bank: Provider, work: Start) -> None:
     """SIGKILL between call and COMMIT: the same key twice at the provider, one effect, one receipt, one offset."""
     name, _ = scene.log(ORDERS)

@@ -311,6 +311,7 @@ def test_keys_stay_in_order_whatever_is_done(depot: Held, number: int) -> None:
     happens.assert_accounted()
 
 
+@pytest.mark.long
 def test_keys_stay_in_order_with_several_operators(depot: Held) -> None:
     """I1, I4: three people replay all there is, again and again, while records come, fail and are corrected."""
     happens = Whatever(depot)

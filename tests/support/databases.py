@@ -15,12 +15,12 @@ _SCHEMAS = r"SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\_%' AND
 
 
 @contextmanager
-def new_database(dsn: str) -> Iterator[str]:
+def new_database(dsn: str, encoding: str = "UTF8") -> Iterator[str]:
     """URL (with its password) of an empty database, dropped at the end."""
     name, server = f"test_{uuid4().hex}", make_url(dsn).set(drivername="postgresql")
     with psycopg.connect(server.render_as_string(hide_password=False), autocommit=True) as connection:
         connection.execute(
-            SQL("CREATE DATABASE {} ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0").format(Identifier(name))
+            SQL("CREATE DATABASE {} ENCODING {} LOCALE 'C' TEMPLATE template0").format(Identifier(name), encoding)
         )
         yield make_url(dsn).set(database=name).render_as_string(hide_password=False)
         connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))

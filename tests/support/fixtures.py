@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine, make_url, text
-from sqlalchemy.pool import NullPool
+from sqlalchemy import URL, Engine, create_engine
 
 from seekpoint import schema
 from seekpoint.kafka import librdkafka
@@ -20,6 +18,7 @@ from seekpoint.postgres.backoff import Backoff
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import Terminal
+from support.databases import empty, new_database
 from support.dead_letter_group import Depot
 from support.kafka_postgres import PROTOCOLS, Scene, Way
 from support.knobs import Knobs
@@ -99,16 +98,29 @@ def encoding() -> str:
     return "UTF8"
 
 
+@pytest.fixture(scope="session")
+def idle_databases(seekpoint_dsn: str) -> Iterator[Callable[[], AbstractContextManager[str]]]:
+    """Lends databases that are as new: to drop one is to wait for a checkpoint."""
+    with ExitStack() as made:
+        idle: list[str] = []
+
+        @contextmanager
+        def lend() -> Iterator[str]:
+            url = idle.pop() if idle else made.enter_context(new_database(seekpoint_dsn))
+            yield url
+            empty(url)
+            idle.append(url)
+
+        yield lend
+
+
 @pytest.fixture
-def database_url(seekpoint_dsn: str, encoding: str) -> Iterator[str]:
-    """URL (with its password) of an empty database, dropped after the test."""
-    name = f"test_{uuid4().hex}"
-    server = create_engine(seekpoint_dsn, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-    with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"))
-    yield make_url(seekpoint_dsn).set(database=name).render_as_string(hide_password=False)
-    with server.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+def database_url(
+    seekpoint_dsn: str, encoding: str, idle_databases: Callable[[], AbstractContextManager[str]]
+) -> Iterator[str]:
+    """URL (with its password) of an empty database."""
+    with idle_databases() if encoding == "UTF8" else new_database(seekpoint_dsn, encoding) as url:
+        yield url
 
 
 @pytest.fixture

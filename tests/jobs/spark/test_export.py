@@ -57,6 +57,7 @@ def test_what_ends_an_export_comes_as_it_was_raised(
     assert vault.spans(name) == []
 
 
+@pytest.mark.long
 def test_a_reloads_tasks_chain_the_archive_with_the_log(
     spark: SparkSession, shop: Shop, module: Callable[[str], str], vault: Vault
 ) -> None:

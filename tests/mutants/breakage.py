@@ -6,15 +6,17 @@
     "ledger/sql/partition_offset.py:HOLD" = { part = 'offset.next_offset == HELD.c.from_offset', by = 'true()' }
     test = "tests/postgres/ledger/test_fence.py::test_another_position_is_refused"
 
-A place is a file of the package and the qualified name of a function, a class or a module's variable in it. ``part`` is
-text of one line there, ``statement`` text of one line of a statement there; ``by`` takes the place of that text, or of
-the whole statement. Without ``by`` the text is left out, or the statement is deleted. Whatever else changes in the
-function, the breakage still fits. A list makes several changes at one place, several places make one breakage.
+A place is a file of the package and the qualified name of a function, a class or a module's variable in it, or the name
+of a statement in a ``.sql`` file. ``part`` is text of one line there, ``statement`` text of one line of a Python
+statement; ``by`` takes the place of that text, or of the whole statement. Without ``by`` the text is left out, or the
+statement is deleted. Whatever else changes in the function, the breakage still fits. A list makes several changes at
+one place, several places make one breakage.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -91,6 +93,8 @@ def _edit(place: str, change: dict[str, str]) -> Edit:
 
 
 def _edited(text: str, edit: Edit) -> str:
+    if edit.file.endswith(".sql"):
+        return _edited_sql(text, edit)
     source = text.encode()  # the positions of ast are in bytes
     tree = _parsed(source)
     lines = source.splitlines(keepends=True)
@@ -124,6 +128,18 @@ def _edited(text: str, edit: Edit) -> str:
     if not is_changed:
         raise LookupError(f"{edit.file}:{edit.name} does the same with {edit.replacement!r} for {edit.pattern!r}")
     return edited.decode()
+
+
+def _edited_sql(text: str, edit: Edit) -> str:
+    """The file with one change of the statement of that name."""
+    head, *statements = re.split(r"(?m)^(?=-- name: )", text)
+    number = next((n for n, each in enumerate(statements) if each.startswith(f"-- name: {edit.name}\n")), None)
+    if number is None:
+        raise LookupError(f"{edit.file} has no statement {edit.name}")
+    if (count := statements[number].count(edit.pattern)) != 1:
+        raise LookupError(f"{edit.file}:{edit.name} has {count} times, not once: {edit.pattern!r}")
+    statements[number] = statements[number].replace(edit.pattern, edit.replacement)
+    return head + "".join(statements)
 
 
 @cache

@@ -18,7 +18,6 @@ from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql.base import Executable
-from sqlalchemy.sql.compiler import SQLCompiler
 from typer.testing import CliRunner
 
 from seekpoint import Append, Json, Pipeline, Upsert, schema
@@ -29,27 +28,31 @@ from seekpoint.ledger import Ledger, wait
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.sql import (
+    FORGET,
+    PURGE,
+    RESETS,
+    STATUS,
+    Query,
     admin,
     batch,
     dead_letters,
     export_manifest,
-    forget,
     partition_offset,
-    purge,
     reload_run,
     replay_request,
     reprocess,
-    resets,
-    status,
 )
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.postgres.round_trip import numbered
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.testing import process, raw
 from seekpoint.worker.replay import replay_one
 from support.databases import new_database
 from support.ledger_roles import LedgerRoles
 
-MODULES = (partition_offset, admin, wait, dead_letters, replay_one, status, reload_run, batch,
-           export_manifest, replay_request, reprocess, resets, forget, purge)  # fmt: skip
+MODULES = (partition_offset, admin, wait, dead_letters, replay_one, reload_run, batch, export_manifest,
+           replay_request, reprocess)  # fmt: skip
+FILES = {"forget": FORGET, "purge": PURGE, "resets": RESETS, "status": STATUS}
 GIVEN = {
     "RECORD_ACTION": ["action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
     "RECORD_LOSS": [
@@ -66,8 +69,8 @@ GIVEN = {
 }
 
 
-def statements() -> dict[str, Executable]:
-    """Every statement of the library, by ``module.NAME``."""
+def statements() -> dict[str, Executable | Query]:
+    """Every statement of the library, by ``module.NAME`` or ``file.name``."""
 
     def name(module: ModuleType) -> str:
         return module.__name__.rsplit(".", 1)[-1]
@@ -77,7 +80,7 @@ def statements() -> dict[str, Executable]:
         for module in MODULES
         for key, value in vars(module).items()
         if key.isupper() and isinstance(value, Executable)
-    }
+    } | {f"{file}.{query.name}": query for file, queries in FILES.items() for query in queries.values()}
 
 
 NAMED = statements()
@@ -108,15 +111,28 @@ def _roles(url: str) -> Iterator[LedgerRoles]:
     made.drop()
 
 
-def _values(compiled: SQLCompiler) -> dict[str, Any]:
+def _values(query: str, own: dict[str, Any]) -> dict[str, Any]:
     """Of each parameter. An empty array, or no group, would leave tables out of the plan, and rights unasked.
 
     A NULL that is subtracted from a time has no type of its own.
     """
-    arrays = {key: [None] for key in re.findall(r"%\((\w+)\)s(?:::| AS )[\w ]+\[\]", str(compiled))}
-    own = {key: True if value is True else None for key, value in compiled.params.items()}  # of a JOIN ... ON true
-    spans = dict.fromkeys(re.findall(r" - %\((\w+)\)s(?!::)", str(compiled)), timedelta())
+    arrays = {key: [None] for key in re.findall(r"%\((\w+)\)s(?:::| AS )[\w ]+\[\]", query)}
+    spans = dict.fromkeys(re.findall(r" - %\((\w+)\)s(?!::)", query), timedelta())
     return {**own, **arrays, **spans, "group": "g"}
+
+
+def _sent(name: str) -> tuple[str, dict[str, Any]]:
+    """The statement's text, and a value of each parameter."""
+    statement = NAMED[name]
+    if isinstance(statement, Query):
+        query = statement.in_schema(DEFAULT_SCHEMA)
+        return query, _values(query, dict.fromkeys(numbered(query)[1]))
+    compiled = statement.compile(  # type: ignore[attr-defined]
+        dialect=psycopg_dialect.dialect(),  # type: ignore[no-untyped-call]
+        column_keys=GIVEN.get(name.split(".")[1]),
+    )
+    own = {key: True if value is True else None for key, value in compiled.params.items()}  # of a JOIN ... ON true
+    return str(compiled), _values(str(compiled), own)
 
 
 def refused(roles: LedgerRoles, role: Role) -> set[str]:
@@ -124,14 +140,11 @@ def refused(roles: LedgerRoles, role: Role) -> set[str]:
     found = set()
     with psycopg.connect(roles.dsn(), cursor_factory=ClientCursor) as server:
         server.execute(f'SET ROLE "{roles.names[role]}"'.encode())
-        for name, statement in NAMED.items():
-            compiled = statement.compile(  # type: ignore[attr-defined]
-                dialect=psycopg_dialect.dialect(),  # type: ignore[no-untyped-call]
-                column_keys=GIVEN.get(name.split(".")[1]),
-            )
+        for name in NAMED:
+            query, values = _sent(name)
             try:
                 with server.transaction(force_rollback=True):
-                    server.execute(f"EXPLAIN {compiled}".encode(), _values(compiled))
+                    server.execute(f"EXPLAIN {query}".encode(), values)
             except psycopg.errors.InsufficientPrivilege:
                 found.add(name)
     return found
@@ -156,9 +169,9 @@ DRIVES = (
 )
 # What was stored of records is deleted by the owner alone.
 DELETES = (
-    *("forget.DELETE_POSITIONS", "forget.DELETE_TOPICS", "forget.DELETE_DEAD_LETTERS", "forget.DELETE_LOSSES"),
-    *("forget.DELETE_RUNS", "forget.DELETE_RUN_DEAD_LETTERS", "forget.DELETE_REQUESTS"),
-    "purge.DELETE_CLOSED",
+    *("forget.delete_positions", "forget.delete_topics", "forget.delete_dead_letters", "forget.delete_losses"),
+    *("forget.delete_runs", "forget.delete_run_dead_letters", "forget.delete_requests"),
+    "purge.delete_closed",
 )
 REFUSED = {
     Role.OWNER: set[str](),
@@ -167,24 +180,24 @@ REFUSED = {
         *DRIVES,
         *DELETES,
         *("export_manifest.*", "reload_run.POSITIONS", "reload_run.STAGED"),
-        *("status.LAG", "status.LAG_OF_ALL", "status.GROUP_STATUS", "status.RUNS"),
+        *("status.lag", "status.lag_of_all", "status.group_status", "status.runs"),
     ),
     Role.OPERATOR: among(
         *DRIVES,
         *DELETES,
-        *("forget.DELETE_SAMPLES", "forget.DELETE_WORKERS", "forget.RESTORE_POSITION", "forget.RESTORE_TOPIC"),
+        *("forget.delete_samples", "forget.delete_workers", "forget.restore_position", "forget.restore_topic"),
         *("partition_offset.CLAIM", "admin.INSERT_GROUP", "admin.INSERT_ROWS", "admin.STORE_TABLES"),
-        *("dead_letters.INSERT_DEAD_LETTERS", "status.INSERT_SAMPLES", "status.PRUNE_SAMPLES", "status.WORKER_SEEN"),
-        *("status.DELETE_UNSEEN", "reprocess.INSERT_RUN", "reprocess.LOCK_RUN", "reprocess.ABANDON_RUN"),
+        *("dead_letters.INSERT_DEAD_LETTERS", "status.insert_samples", "status.prune_samples", "status.worker_seen"),
+        *("status.delete_unseen", "reprocess.INSERT_RUN", "reprocess.LOCK_RUN", "reprocess.ABANDON_RUN"),
         *("replay_request.TAKE_REQUEST", "replay_request.REQUEST_SEEN", "replay_request.RECORD_REQUEST"),
         *("replay_request.FAIL_ABANDONED", "replay_request.FAIL_OUTDATED"),
         *("reprocess.ADVANCE_RUN", "reprocess.INSERT_RUN_DEAD_LETTERS"),
     ),
     # What is left to a reader names no table of the ledger, or none but the columns that an exporter reads.
     Role.READER: {*NAMED} - among(
-        *("status.LAG", "status.LAG_OF_ALL", "status.GROUP_STATUS", "status.CONFIGURE"),
-        *("status.SILENT_DRIVERS", "status.TOPIC_IDS", "partition_offset.KNOWN_TOPICS", "forget.COUNT_POSITIONS"),
-        *("partition_offset.CONFIGURE", "purge.CLOCK", "resets.TIME_LIMIT"),
+        *("status.lag", "status.lag_of_all", "status.group_status", "status.configure"),
+        *("status.silent_drivers", "status.topic_ids", "partition_offset.KNOWN_TOPICS", "forget.count_positions"),
+        *("partition_offset.CONFIGURE", "purge.clock", "resets.time_limit"),
         *("admin.ALONE", "admin.QUALIFIED", "admin.TERMINATE", "batch.BOUND", "reload_run.UNHURRIED"),
         *("replay_one.AS_WORKER", "replay_one.AS_WORKER_17", "replay_one.CURRENT_TRANSACTION"),
         *("replay_one.REMEMBER_SESSION", "replay_one.TRANSACTION_STATUS"),

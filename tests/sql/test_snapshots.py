@@ -23,7 +23,7 @@ from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, wait
 from seekpoint.ledger.claim import end_abandoned
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import batch, forget, purge, replay_request, reprocess, resets, status
+from seekpoint.ledger.sql import batch, replay_request, reprocess
 from seekpoint.ledger.sql import dead_letters as deadletters
 from seekpoint.ledger.sql import export_manifest as export
 from seekpoint.ledger.sql import partition_offset as statements
@@ -56,12 +56,8 @@ STATEMENTS: dict[str, Any] = {
         ("RELOAD", reload),
         ("BATCH", batch),
         ("EXPORT", export),
-        ("STATUS", status),
-        ("RESETS", resets),
         ("REPROCESS", reprocess),
         ("REPLAY", replay_request),
-        ("FORGET", forget),
-        ("PURGE", purge),
     )
     for name, value in vars(module).items()
     if name.isupper() and isinstance(value, Executable)

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text
 
 from seekpoint import Ledger
 from seekpoint.admin import Admin
-from seekpoint.ledger.sql import status as statements
+from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
 from status_views import MONTH, fill
@@ -51,7 +51,7 @@ def test_the_views_read_five_samples_of_each_of_a_thousand_partitions(
         of_all = text(f'SELECT * FROM "{seekpoint_schema}".group_status')
         groups = tx.execute(of_all).all()
         whole = seconds(lambda: tx.execute(of_all).all())
-        for statement in (statements.LAG_OF_ALL, statements.GROUP_STATUS):
+        for statement in (STATUS["lag_of_all"], STATUS["group_status"]):
             plan = plan_of(tx, seekpoint_schema, statement, {})
             assert {node.get("Index Name") for node in scans(plan, "position_sample")} == {"position_sample_pkey"}
             assert rows_read(plan, "position_sample") <= 5 * PARTITIONS, plan

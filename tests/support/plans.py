@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
+from seekpoint.ledger.sql import Query
 
 Plan = Mapping[str, Any]
 
@@ -46,9 +47,12 @@ def plan_of(
     tx: Connection, ledger: str, statement: Any, given: Mapping[str, Any], *, how: str = "ANALYZE, FORMAT JSON"
 ) -> Plan:
     """The plan with these values, of those given that the statement asks for; what it writes is rolled back."""
-    compiled = statement.compile(dialect=tx.dialect)
-    bound = compiled.construct_params({name: value for name, value in given.items() if name in compiled.binds})
-    query = str(compiled).replace("seekpoint.", f"{ledger}.")
+    if isinstance(statement, Query):
+        query, bound = statement.in_schema(ledger), given
+    else:
+        compiled = statement.compile(dialect=tx.dialect)
+        bound = compiled.construct_params({name: value for name, value in given.items() if name in compiled.binds})
+        query = str(compiled).replace("seekpoint.", f"{ledger}.")
     plan: Plan = tx.exec_driver_sql(f"EXPLAIN ({how}) {query}", bound).scalar_one()[0]["Plan"]
     return plan
 

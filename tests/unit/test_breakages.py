@@ -37,6 +37,8 @@ def test_a_breakage_that_does_not_fit_is_refused() -> None:
         (Edit(*run, "there is no such text", "", False), "has 0 times, not once"),
         (Edit(*run, "self", "", False), "times, not once"),
         (Edit("worker/loop.py", "Loop.runs", "self", "", False), "defines 0 times, not once: Loop.runs"),
+        (Edit("ledger/sql/forget.sql", "remembers", "SET", "", False), "has no statement remembers"),
+        (Edit("ledger/sql/forget.sql", "remember", "sets", "", False), "has 0 times, not once: 'sets'"),
         (Edit("worker/loops.py", "Loop.run", "self", "", False), "there is no worker/loops.py"),
         (Edit(*run, "def run(", "pass", True), "has no statement with 'def run('"),
         (Edit(*run, "def run(", "def run((", False), "cannot be parsed with 'def run(('"),

@@ -45,7 +45,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
-from seekpoint.ledger.sql import status as status_sql
+from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
@@ -81,7 +81,7 @@ class Admin:
             found = summaries(tx)
             if not self.kafka:
                 return found, []
-            rows, ids = tx.execute(status_sql.LAG_OF_ALL).all(), tx.execute(status_sql.TOPIC_IDS).all()
+            rows, ids = tx.execute(STATUS["lag_of_all"]).all(), tx.execute(STATUS["topic_ids"]).all()
         names = {group.name for group in found}  # without groups that were forgotten
         rows, ids = ([row for row in of if row.consumer_group in names] for of in (rows, ids))
         return ask_for_lag(found, rows, ids, self.kafka, KAFKA_TIMEOUT)

@@ -16,8 +16,8 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import reset_offset
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import resets as sql
-from seekpoint.ledger.sql.partition_offset import ASKED, SHARE_GROUP, arrays
+from seekpoint.ledger.sql import RESETS, arrays
+from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate
 from seekpoint.records import Partition, one_line
@@ -88,13 +88,13 @@ def _lock(tx: GroupConnection, plan: ResetPlan, moves: Sequence[Reset]) -> dict[
         raise _refused(f"there is no group {plan.group!r} in the ledger any more")
     if group.cluster_id != plan.cluster_id:
         raise _refused(f"group {plan.group!r} belongs to cluster {group.cluster_id}, the plan to {plan.cluster_id}")
-    if tx.execute(sql.LAST_FORGET).scalar_one() != plan.last_forget:
+    if tx.execute(RESETS["last_forget"]).scalar_one() != plan.last_forget:
         raise _refused(f"group {plan.group!r} was forgotten since the plan was made")
     left = max(0.05, LOCKS - (monotonic() - began))
-    tx.execute(sql.TIME_LIMIT, timeout=f"{round(left * 1000)}ms")
-    asked = arrays(ASKED, [move.at for move in moves])
-    rows = {Partition(row.topic, row.partition): row for row in tx.execute(sql.LOCK_ROWS, **asked)}
-    tx.execute(sql.TIME_LIMIT, timeout="0")
+    tx.execute(RESETS["time_limit"], timeout=f"{round(left * 1000)}ms")
+    asked = arrays([move.at for move in moves], "asked_topic", "asked_partition")
+    rows = {Partition(row.topic, row.partition): row for row in tx.execute(RESETS["lock_rows"], **asked)}
+    tx.execute(RESETS["time_limit"], timeout="0")
     last = last_resets(tx)
     for move in moves:
         _require(rows.get(move.at), move, last.get(move.at))
@@ -141,15 +141,13 @@ def _reset(tx: GroupConnection, row: Row[Any], move: Reset, by: By) -> ResetDone
 def _busy(ledger: Ledger, moves: Sequence[Reset]) -> str:
     """Which partition is locked by another session, and since when."""
     with ledger.begin(lock_wait=LOCKS) as tx:
-        free = {
-            Partition(row.topic, row.partition)
-            for row in tx.execute(sql.FREE_ROWS, **arrays(ASKED, [move.at for move in moves]))
-        }
+        asked = arrays([move.at for move in moves], "asked_topic", "asked_partition")
+        free = {Partition(row.topic, row.partition) for row in tx.execute(RESETS["free_rows"], **asked)}
     busy = [move.at for move in moves if move.at not in free]
     if not busy:
         return "another session had locked the group or one of its partitions"
     with ledger.begin() as tx:
-        held = tx.execute(sql.LOCKED_SINCE, topic=busy[0].topic, partition=busy[0].number).first()
+        held = tx.execute(RESETS["locked_since"], topic=busy[0].topic, partition=busy[0].number).first()
     if held is None:
         return f"{busy[0]} is locked by another session"
     session = held.application_name or "another session"

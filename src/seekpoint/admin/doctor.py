@@ -13,7 +13,7 @@ from seekpoint.admin import check_groups, check_postgres, status
 from seekpoint.admin.findings import Diagnosis, Finding, Level
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.schema_connection import SchemaConnection
-from seekpoint.ledger.sql import status as sql
+from seekpoint.ledger.sql import STATUS
 from seekpoint.postgres.engine import shown
 
 # What the positions, samples and workers of groups are read from.
@@ -45,7 +45,7 @@ def diagnose(
             found.append(Finding.of("groups", Level.WARNING, problem, "run doctor as an operator or a stager"))
             return Diagnosis(shown(engine.url), schema, tuple(found))
         tx = SchemaConnection(connection, schema)
-        clusters = {row.name: row.cluster_id for row in tx.execute(sql.GROUPS) if row.forgotten is None}
+        clusters = {row.name: row.cluster_id for row in tx.execute(STATUS["groups"]) if row.forgotten is None}
         groups, rows = status.read(tx, list(clusters))
     asked, _ = status.ask_brokers(groups, rows, settings, timeout) if settings else (groups, [])
     found += check_groups.group_findings(asked)

@@ -9,7 +9,7 @@ from typing import Any
 from seekpoint.admin.groups import known_group
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import status as sql
+from seekpoint.ledger.sql import STATUS
 
 _POISON = {
     "stop": "stops its partition in front of it; the others continue",
@@ -41,7 +41,7 @@ def explain(tx: GroupConnection) -> Explanation:
     """Raises ConfigError for a group that the ledger does not know, GroupForgotten for one that was forgotten."""
     row = known_group(tx)
     refuse_forgotten(row)
-    positions = tx.execute(sql.POSITIONS, names=[tx.group]).all()
+    positions = tx.execute(STATUS["positions"], names=[tx.group]).all()
     declared = row.declared or {}
     topics = sorted({*declared, *(at.topic for at in positions)})
     stops = {(at.topic, at.partition): at.stop_kind for at in positions if at.stop_kind is not None}

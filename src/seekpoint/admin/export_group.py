@@ -14,8 +14,7 @@ from seekpoint.admin.losses import lost_ranges
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.dead_letters import dead_letter_of
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import forget as sql
-from seekpoint.ledger.tables import in_schema
+from seekpoint.ledger.sql import FORGET
 from seekpoint.worker.replay.dead_letter_admin import portable, portable_value
 
 AT_ONCE = 20  # dead letters in memory, with their values
@@ -65,15 +64,13 @@ def _write(out: Any, line: Mapping[str, Any]) -> int:
 
 def _dead_letters(tx: GroupConnection) -> Iterator[dict[str, Any]]:
     """One after the other, as the server sends them."""
-    options = {**in_schema(tx.schema), "stream_results": True, "yield_per": AT_ONCE}
-    with tx.connection.execute(sql.EVERY_DEAD_LETTER, {"group": tx.group}, execution_options=options) as rows:
+    with tx.stream(FORGET["every_dead_letter"], AT_ONCE) as rows:
         for row in rows:
             yield portable(dead_letter_of(row), tx.group)
 
 
 def _of_runs(tx: GroupConnection) -> Iterator[dict[str, Any]]:
-    options = {**in_schema(tx.schema), "stream_results": True, "yield_per": AT_ONCE}
-    with tx.connection.execute(sql.EVERY_RUN_DEAD_LETTER, {"group": tx.group}, execution_options=options) as rows:
+    with tx.stream(FORGET["every_run_dead_letter"], AT_ONCE) as rows:
         for row in rows:
             found = {name: portable_value(value) for name, value in row._asdict().items()}
             for name in ("header_names", "header_values"):

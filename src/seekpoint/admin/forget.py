@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from psycopg.types.json import Jsonb
 from sqlalchemy import Row
 
 from seekpoint.admin.by import By
@@ -21,10 +22,8 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.sql import FORGET, PURGE, RESETS
 from seekpoint.ledger.sql import admin as admin_sql
-from seekpoint.ledger.sql import forget as sql
-from seekpoint.ledger.sql.purge import CLOCK
-from seekpoint.ledger.sql.resets import OPEN_RUNS_OF_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class ForgetResult:
 
 def forgotten_groups(tx: SchemaConnection) -> list[ForgottenGroup]:
     """The groups that are forgotten, by name."""
-    return [_forgotten(row.name, row.forgotten) for row in tx.execute(sql.FORGOTTEN)]
+    return [_forgotten(row.name, row.forgotten) for row in tx.execute(FORGET["forgotten"])]
 
 
 def _forgotten(name: str, stored: Mapping[str, Any]) -> ForgottenGroup:
@@ -87,11 +86,11 @@ def _forgotten(name: str, stored: Mapping[str, Any]) -> ForgottenGroup:
 
 
 _COUNTS = {
-    "partitions": sql.COUNT_POSITIONS,
-    "lost_ranges": sql.COUNT_LOSSES,
-    "runs": sql.COUNT_RUNS,
-    "run_dead_letters": sql.COUNT_RUN_DEAD_LETTERS,
-    "requests": sql.COUNT_REQUESTS,
+    "partitions": FORGET["count_positions"],
+    "lost_ranges": FORGET["count_losses"],
+    "runs": FORGET["count_runs"],
+    "run_dead_letters": FORGET["count_run_dead_letters"],
+    "requests": FORGET["count_requests"],
 }
 
 
@@ -102,7 +101,7 @@ def plan_forget(ledger: Ledger, export_to: Path | None) -> ForgetPlan:
         if row.forgotten is not None:
             return _plan(ledger, row, undo=False)
         _require_stopped(tx, row)
-        counts = {each.state: int(each.n) for each in tx.execute(sql.COUNT_DEAD_LETTERS)}
+        counts = {each.state: int(each.n) for each in tx.execute(FORGET["count_dead_letters"])}
         numbers = {name: int(tx.execute(each).scalar_one()) for name, each in _COUNTS.items()}
     file = export_to if counts or numbers["lost_ranges"] or numbers["run_dead_letters"] else None
     if file is not None and file.exists():
@@ -174,7 +173,7 @@ def _require_stopped(tx: GroupConnection, row: Row[Any]) -> None:
             f"group {row.name!r} is not paused, and its workers may run: seekpoint groups pause {row.name} --apply "
             "--reason WHY"
         )
-    if runs := tx.execute(OPEN_RUNS_OF_GROUP).all():
+    if runs := tx.execute(RESETS["open_runs_of_group"]).all():
         raise Fenced(
             f"group {row.name!r} has an open run, {runs[0].id} ({runs[0].strategy}, {runs[0].state}): let it end, or "
             f"seekpoint reload abort {runs[0].id} --reason WHY"
@@ -208,32 +207,32 @@ def _require_same(row: Row[Any], plan: ForgetPlan) -> None:
 
 def _forget(tx: GroupConnection, plan: ForgetPlan, by: By) -> ForgetResult:
     """Move the positions into the group's row, and delete the rest; nothing that is not in the file (I4)."""
-    positions = [_position(each) for each in tx.execute(sql.LOCK_POSITIONS)]
-    topics = [{name: getattr(each, name) for name in _TOPIC} for each in tx.execute(sql.TOPICS)]
+    positions = [_position(each) for each in tx.execute(FORGET["lock_positions"])]
+    topics = [{name: getattr(each, name) for name in _TOPIC} for each in tx.execute(FORGET["topics"])]
     exported = None if plan.export_to is None else export_group(tx, plan.export_to)
-    deletes = (sql.DELETE_DEAD_LETTERS, sql.DELETE_LOSSES, sql.DELETE_RUN_DEAD_LETTERS)
+    deletes = (FORGET["delete_dead_letters"], FORGET["delete_losses"], FORGET["delete_run_dead_letters"])
     deleted = Exported(*(tx.execute(each).rowcount for each in deletes))
     planned = Exported(sum(plan.dead_letters.values()), plan.lost_ranges, plan.run_dead_letters)
     if exported not in {None, deleted}:
         raise Fenced(f"the file has {exported}, and {deleted} would be deleted: nothing was done; make another plan")
     if deleted != planned:  # while a group is paused it can be reset
         raise Fenced(f"the plan has {planned}, and {deleted} would be deleted: nothing was done; make another plan")
-    rest = (sql.DELETE_RUNS, sql.DELETE_REQUESTS, sql.DELETE_SAMPLES, sql.DELETE_WORKERS)
-    for each in (sql.DELETE_POSITIONS, sql.DELETE_TOPICS, *rest):
+    rest = (FORGET["delete_runs"], FORGET["delete_requests"], FORGET["delete_samples"], FORGET["delete_workers"])
+    for each in (FORGET["delete_positions"], FORGET["delete_topics"], *rest):
         tx.execute(each)
-    at = tx.execute(CLOCK).scalar_one().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    at = tx.execute(PURGE["clock"]).scalar_one().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     found = {"at": at, "by": by.actor, "reason": by.reason, "positions": positions, "topics": topics}
-    tx.execute(sql.FORGET, its_forgotten=found)
+    tx.execute(FORGET["forget"], forgotten=Jsonb(found))
     return ForgetResult(len(positions), deleted.dead_letters, deleted.lost_ranges, plan.export_to)
 
 
 def _restore(tx: GroupConnection, row: Row[Any]) -> ForgetResult:
     stored = row.forgotten
     if positions := [_of_position(each) for each in stored["positions"]]:
-        tx.execute(sql.RESTORE_POSITION, positions)
-    if topics := [{f"its_{name}": each[name] for name in _TOPIC} for each in stored["topics"]]:
-        tx.execute(sql.RESTORE_TOPIC, topics)
-    tx.execute(sql.REMEMBER)
+        tx.execute(FORGET["restore_position"], positions)
+    if topics := [{name: each[name] for name in _TOPIC} for each in stored["topics"]]:
+        tx.execute(FORGET["restore_topic"], topics)
+    tx.execute(FORGET["remember"])
     return ForgetResult(len(positions))
 
 
@@ -252,4 +251,4 @@ def _of_position(stored: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: stored[name] for name in _POSITION} | {"topic_id": UUID(stored["topic_id"])}
     kept["epoch"] += 1  # it counts tokens, and the row gets a new one
     times = {name: None if stored[name] is None else datetime.fromisoformat(stored[name]) for name in _TIMES}
-    return {f"its_{name}": value for name, value in (kept | times).items()}
+    return kept | times

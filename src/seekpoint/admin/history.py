@@ -11,8 +11,8 @@ from sqlalchemy import Row
 
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.sql import RESETS
 from seekpoint.ledger.sql import admin as admin_sql
-from seekpoint.ledger.sql import resets as sql
 from seekpoint.records import Partition
 
 
@@ -41,7 +41,7 @@ class ActionFilter:
 
     def parameters(self) -> dict[str, Any]:
         """As the statements have it."""
-        return {"its_action": self.action, "its_actor": self.actor, "before_id": self.before_id}
+        return {"action": self.action, "actor": self.actor, "before_id": self.before_id}
 
 
 def history(
@@ -55,26 +55,25 @@ def history(
     stored = {row.topic for row in tx.execute(admin_sql.READ)} if named else set()
     for topic in set(named or ()) - stored:
         if (
-            tx.execute(sql.HISTORY, topics=[topic], its_partition=None, most=1, **ActionFilter().parameters()).first()
+            tx.execute(RESETS["history"], topics=[topic], partition=None, most=1, **ActionFilter().parameters()).first()
             is None
         ):
             have = ", ".join(sorted(stored)) or "none"
             raise ConfigError(f"group {tx.group!r} has no stored offset for topic {topic!r}; its topics are {have}")
     return list(
-        map(_action, tx.execute(sql.HISTORY, topics=named, its_partition=partition, most=limit, **only.parameters()))
+        map(_action, tx.execute(RESETS["history"], topics=named, partition=partition, most=limit, **only.parameters()))
     )
 
 
 def recent_actions(tx: SchemaConnection, limit: int, only: ActionFilter) -> list[tuple[str, Action]]:
     """Of all groups, each with the group; newest first."""
-    return [
-        (row.consumer_group, _action(row)) for row in tx.execute(sql.RECENT_ACTIONS, most=limit, **only.parameters())
-    ]
+    rows = tx.execute(RESETS["recent_actions"], most=limit, **only.parameters())
+    return [(row.consumer_group, _action(row)) for row in rows]
 
 
 def last_resets(tx: GroupConnection) -> dict[Partition, int]:
     """The id of each partition's last reset."""
-    return {Partition(row.topic, row.partition): row.id for row in tx.execute(sql.LAST_RESETS)}
+    return {Partition(row.topic, row.partition): row.id for row in tx.execute(RESETS["last_resets"])}
 
 
 def _action(row: Row[Any]) -> Action:

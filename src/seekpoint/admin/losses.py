@@ -19,8 +19,8 @@ from seekpoint.ledger import Ledger, Position
 from seekpoint.ledger.admin_actions import is_offset, reset_offset, unknown_truncation
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
+from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.sql import admin as sql
-from seekpoint.ledger.sql import status as read_sql
 from seekpoint.ledger.sql.partition_offset import READ_GROUP, SHARE_GROUP
 from seekpoint.records import Partition
 
@@ -87,7 +87,7 @@ def lost_ranges(
     for name in names:
         known_group(GroupConnection(tx.connection, tx.schema, name))
     topic, number = (None, None) if partition is None else partition
-    wanted = list(names) or [row.name for row in tx.execute(read_sql.GROUPS)]
+    wanted = list(names) or [row.name for row in tx.execute(STATUS["groups"])]
     return [
         LostRange(
             row.consumer_group,
@@ -96,7 +96,7 @@ def lost_ranges(
             *(row.from_offset, row.to_offset, row.reason, row.decision, row.actor, row.operator_reason, row.at),
         )
         for row in reversed(
-            tx.execute(read_sql.LOST_RANGES, names=wanted, its_topic=topic, its_partition=number, most=limit).all()
+            tx.execute(STATUS["lost_ranges"], names=wanted, topic=topic, partition=number, most=limit).all()
         )
     ]
 

@@ -21,9 +21,9 @@ from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.positions import position
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import RESETS, arrays
 from seekpoint.ledger.sql import admin as sql
-from seekpoint.ledger.sql import resets
-from seekpoint.ledger.sql.partition_offset import ASKED, SHARE_GROUP, arrays
+from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition
 
@@ -122,8 +122,8 @@ def _logs(
 def _lock(tx: GroupConnection, plan: MirrorPlan) -> dict[Partition, Position]:
     """The locked rows of what is to be written. Raises Fenced where one is not as it was."""
     tx.execute(SHARE_GROUP)
-    asked = sorted(each.partition for each in plan.moves)
-    rows = {row.partition: row for row in map(position, tx.execute(resets.LOCK_ROWS, **arrays(ASKED, asked)))}
+    asked = arrays(sorted(each.partition for each in plan.moves), "asked_topic", "asked_partition")
+    rows = {row.partition: row for row in map(position, tx.execute(RESETS["lock_rows"], **asked))}
     for each in plan.moves:
         row = rows.get(each.partition)
         if row is None or (row.topic_id, row.next_offset) != (each.topic_id, each.next_offset):

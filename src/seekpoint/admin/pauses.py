@@ -10,8 +10,8 @@ from seekpoint.errors import Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.claim import refuse_forgotten
+from seekpoint.ledger.sql import RESETS
 from seekpoint.ledger.sql import admin as sql
-from seekpoint.ledger.sql.resets import LAST_ACTION
 
 _PAUSES = ["pause", "resume"]
 
@@ -42,7 +42,7 @@ def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
     with ledger.begin() as tx:
         row = known_group(tx)
         refuse_forgotten(row)
-        last = tx.execute(LAST_ACTION, actions=_PAUSES).scalar_one()
+        last = tx.execute(RESETS["last_action"], actions=_PAUSES).scalar_one()
         owned = sum(one.owner is not None for one in tx.execute(sql.READ))
     return PausePlan(
         ledger.group,
@@ -63,7 +63,7 @@ def apply_pause(ledger: Ledger, plan: PausePlan, by: By) -> None:
         if now != (plan.was_paused, plan.paused_by, plan.paused_reason):
             word = "gone" if row is None else f"paused by {row.paused_by}" if row.paused else "not paused"
             raise Fenced(f"group {plan.group!r} is {word} since the plan was made: nothing was done; make another plan")
-        if tx.execute(LAST_ACTION, actions=_PAUSES).scalar_one() != plan.last_pause:
+        if tx.execute(RESETS["last_action"], actions=_PAUSES).scalar_one() != plan.last_pause:
             raise Fenced(
                 f"group {plan.group!r} was acted on since the plan was made: it was paused and resumed; nothing was "
                 "done; make another plan"

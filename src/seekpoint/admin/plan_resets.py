@@ -19,11 +19,11 @@ from seekpoint.ledger.admin_actions import is_rewritten, unknown_truncation
 from seekpoint.ledger.claim import DELAYED, refuse_forgotten
 from seekpoint.ledger.positions import position
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import RESETS, arrays
 from seekpoint.ledger.sql import admin as admin_sql
-from seekpoint.ledger.sql import resets as sql
-from seekpoint.ledger.sql.partition_offset import ASKED, arrays
 from seekpoint.records import Partition
 
+_MOVED = ("moved_topic_id", "moved_partition", "moved_to_offset")
 Targets = dict[Partition, int]
 
 
@@ -35,11 +35,11 @@ def plan_reset(
     with ledger.begin() as tx:
         group = known_group(tx)
         refuse_forgotten(group)
-        forgotten = tx.execute(sql.LAST_FORGET).scalar_one()
+        forgotten = tx.execute(RESETS["last_forget"]).scalar_one()
         last = last_resets(tx)
         found = within(ledger.group, map(position, tx.execute(admin_sql.READ)), topics)
         stored = _stored_targets(tx, target, found)
-        runs = tx.execute(sql.OPEN_RUNS_OF_GROUP).all()
+        runs = tx.execute(RESETS["open_runs_of_group"]).all()
     ids = {at: row.topic_id for at, row in found.items()}
     logs = Logs(kafka, timeout, group=ledger.group, cluster_id=group.cluster_id, topic_ids=ids)
     ranges = logs.ranges() if found else {}
@@ -53,7 +53,7 @@ def plan_reset(
             raise Fenced(unknown_truncation(ledger.group, found[each.at]))
     moved = [(each.topic_id, each.partition, each.target) for each in resets if each.direction != "none"]
     with ledger.begin() as tx:
-        dead = {row.state: int(row.n) for row in tx.execute(sql.DEAD_LETTERS_FROM, **arrays(sql.MOVED, moved))}
+        dead = {row.state: int(row.n) for row in tx.execute(RESETS["dead_letters_from"], **arrays(moved, *_MOVED))}
     said = consequences(resets, group, runs, dead, logs.doubt)
     return ResetPlan(ledger.group, group.cluster_id, forgotten, str(target), datetime.now(UTC), resets, said)
 
@@ -67,8 +67,9 @@ def _stored_targets(tx: GroupConnection, target: ResetTo, found: Mapping[Partiti
             rows = {row.partition: row for row in map(position, other.execute(admin_sql.READ))}
             return {at: rows[at].next_offset for at, row in found.items() if _same(rows.get(at), row)}
         case "processed":
-            asked = tx.execute(sql.SAMPLES_BEFORE, moment=target.at, **arrays(ASKED, list(found)))
-            samples = {Partition(row.topic, row.partition): row for row in asked}
+            asked = arrays(list(found), "asked_topic", "asked_partition")
+            before = tx.execute(RESETS["samples_before"], moment=target.at, **asked)
+            samples = {Partition(row.topic, row.partition): row for row in before}
             return {at: samples[at].next_offset for at, row in found.items() if _same(samples.get(at), row)}
         case _:
             return None

@@ -12,9 +12,8 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import purge as sql
+from seekpoint.ledger.sql import PURGE, RESETS
 from seekpoint.ledger.sql.admin import LOCK_GROUP
-from seekpoint.ledger.sql.resets import OPEN_RUNS_OF_GROUP
 from seekpoint.records import State
 
 APPLIED = (State.REPLAYED,)
@@ -57,11 +56,11 @@ def plan_purge(ledger: Ledger, older_than: timedelta, states: Collection[State])
         known_group(tx)
         _require_no_run(tx)
         try:
-            before = tx.execute(sql.CLOCK).scalar_one() - older_than
+            before = tx.execute(PURGE["clock"]).scalar_one() - older_than
         except OverflowError:
             raise ConfigError(f"{older_than} ago is before the year 1: nothing is so old") from None
-        found = {row.state: int(row.n) for row in tx.execute(sql.COUNT_CLOSED, before=before)}
-        of_runs = int(tx.execute(sql.COUNT_RUN_DEAD_LETTERS, before=before).scalar_one())
+        found = {row.state: int(row.n) for row in tx.execute(PURGE["count_closed"], before=before)}
+        of_runs = int(tx.execute(PURGE["count_run_dead_letters"], before=before).scalar_one())
     counts = {state: count for state, count in found.items() if state in wanted}
     kept = {state: count for state, count in found.items() if state not in wanted}
     return PurgePlan(ledger.group, before, wanted, counts, kept, tuple(_in_words(before, counts, kept, of_runs)))
@@ -96,7 +95,7 @@ def apply_purge(ledger: Ledger, plan: PurgePlan, by: By) -> dict[str, int]:
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         tx.execute(LOCK_GROUP).one_or_none()  # no run begins before COMMIT
         _require_no_run(tx)
-        rows = tx.execute(sql.DELETE_CLOSED, before=plan.before, states=list(plan.states))
+        rows = tx.execute(PURGE["delete_closed"], before=plan.before, states=list(plan.states))
         deleted = {row.state: int(row.n) for row in rows}
         if deleted:
             said = f"{by.reason} ({by_state(deleted)}, closed before {plan.before:%F %T %Z})"
@@ -106,7 +105,7 @@ def apply_purge(ledger: Ledger, plan: PurgePlan, by: By) -> dict[str, int]:
 
 def _require_no_run(tx: GroupConnection) -> None:
     """Raise Fenced where a run may still look for the rows: it adds the records that were replayed since it began."""
-    if runs := tx.execute(OPEN_RUNS_OF_GROUP).all():
+    if runs := tx.execute(RESETS["open_runs_of_group"]).all():
         raise Fenced(
             f"run {runs[0].id} ({runs[0].strategy}, {runs[0].state}) of group {tx.group!r} is open, and adds records "
             "that were replayed since it began: purge dead letters after its end"

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint.ledger.schema_connection import SchemaConnection
-from seekpoint.ledger.sql import status as sql
+from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.sql.reload_run import CLOSED
 
 
@@ -74,7 +74,7 @@ class ReloadStatus:
 
 def reloads(tx: SchemaConnection, is_open: bool, limit: int) -> list[ReloadStatus]:
     """Runs, or those that are open, the newest first."""
-    return [_status(row) for row in tx.execute(sql.RUNS, only_open=is_open, most=limit)]
+    return [_status(row) for row in tx.execute(STATUS["runs"], only_open=is_open, most=limit)]
 
 
 def _status(row: Row[Any]) -> ReloadStatus:

@@ -17,9 +17,9 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import RESETS
 from seekpoint.ledger.sql import replay_request as sql
 from seekpoint.ledger.sql.admin import ALONE
-from seekpoint.ledger.sql.resets import LAST_ACTION
 from seekpoint.records import State
 from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, lean
 from seekpoint.worker.replay.plan import Planned, in_key_order
@@ -133,7 +133,7 @@ def _in_words(group: Row[Any], workers: int, drawn_along: int) -> Iterator[str]:
 
 
 def _last_request(tx: GroupConnection) -> int:
-    return tx.execute(LAST_ACTION, actions=[REQUESTED]).scalar_one() or 0
+    return tx.execute(RESETS["last_action"], actions=[REQUESTED]).scalar_one() or 0
 
 
 def request_replay(ledger: Ledger, chosen: Chosen, by: By, last_request: int | None) -> ReplayRequest:

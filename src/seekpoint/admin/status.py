@@ -18,7 +18,7 @@ from seekpoint.ledger.admin_actions import pauser
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.schema_connection import SchemaConnection
-from seekpoint.ledger.sql import status as sql
+from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.tables import PUBLISHING
 from seekpoint.records import Partition
 
@@ -127,19 +127,19 @@ class GroupStatus:
 
 def names_of_all(tx: SchemaConnection) -> list[str]:
     """The names of all groups that are not forgotten, in order."""
-    return [row.name for row in tx.execute(sql.GROUPS) if row.forgotten is None]
+    return [row.name for row in tx.execute(STATUS["groups"]) if row.forgotten is None]
 
 
 def read(tx: SchemaConnection, names: Collection[str]) -> tuple[list[GroupStatus], LagRows]:
     """These groups with the lag of their samples, and its rows, all as of one moment. Raises GroupForgotten."""
-    wanted = [row for row in tx.execute(sql.GROUPS) if row.name in names]
+    wanted = [row for row in tx.execute(STATUS["groups"]) if row.name in names]
     for row in wanted:
         refuse_forgotten(row)
     asked = sorted(row.name for row in wanted)
-    logs = {(row.consumer_group, row.topic, row.partition): row for row in tx.execute(sql.LAG, names=asked)}
-    partitions = _by_group(asked, tx.execute(sql.POSITIONS, names=asked))
-    workers = _by_group(asked, tx.execute(sql.WORKERS, names=asked))
-    runs = tx.execute(sql.OPEN_RUNS).all()
+    logs = {(row.consumer_group, row.topic, row.partition): row for row in tx.execute(STATUS["lag"], names=asked)}
+    partitions = _by_group(asked, tx.execute(STATUS["positions"], names=asked))
+    workers = _by_group(asked, tx.execute(STATUS["workers"], names=asked))
+    runs = tx.execute(STATUS["open_runs"]).all()
     groups = [
         GroupStatus(
             row.name,

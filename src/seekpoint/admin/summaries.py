@@ -14,7 +14,7 @@ from seekpoint.admin.status import BrokersAway, Pause
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import Identity
 from seekpoint.ledger.schema_connection import SchemaConnection
-from seekpoint.ledger.sql import status as sql
+from seekpoint.ledger.sql import STATUS
 from seekpoint.records import Partition
 
 
@@ -60,7 +60,7 @@ def summaries(tx: SchemaConnection) -> list[GroupSummary]:
             row.committed_at,
             None if row.lag_records is None and row.headroom_records is None else row.sample_age,
         )
-        for row in tx.execute(sql.GROUP_STATUS)
+        for row in tx.execute(STATUS["group_status"])
     ]
 
 

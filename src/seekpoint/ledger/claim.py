@@ -24,9 +24,9 @@ from seekpoint.errors import (
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.declaration import Comparison, Declaration, compare, require, store
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import FORGET
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import partition_offset as sql
-from seekpoint.ledger.sql.forget import BEGIN_AGAIN
 from seekpoint.ledger.tables import BEGUN_AGAIN
 from seekpoint.records import Partition, storable
 
@@ -150,7 +150,7 @@ def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> Non
 
 def _begin_again(tx: GroupConnection, claimant: Claimant) -> GroupRow:
     """The group's row as if it had never run; what happened to it before stays in ``admin_action``."""
-    tx.execute(BEGIN_AGAIN, to_version=claimant.version)
+    tx.execute(FORGET["begin_again"], to_version=claimant.version)
     record_action(
         tx, BEGUN_AGAIN, actor=f"worker {claimant.owner}", reason="its start accepts that the group was forgotten"
     )

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, CursorResult, Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.base import Executable
 
+from seekpoint.ledger.sql import Query
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
 from seekpoint.postgres import begin
 from seekpoint.postgres.connection import HandlerConnection
@@ -27,11 +28,18 @@ class SchemaConnection:
         self._options = _options(schema)
 
     def execute(
-        self, statement: Executable, many: Sequence[Mapping[str, Any]] | None = None, /, **parameters: Any
+        self, statement: Executable | Query, many: Sequence[Mapping[str, Any]] | None = None, /, **parameters: Any
     ) -> CursorResult[Any]:
         """Run a statement once, or once for each of ``many`` (pipelined): for values that are too large for arrays."""
         given = self._given(parameters) if many is None else [self._given(each) for each in many]
+        if isinstance(statement, Query):
+            return self.connection.exec_driver_sql(statement.in_schema(self.schema), given, self._options)
         return self.connection.execute(statement, given, execution_options=self._options)
+
+    def stream(self, query: Query, at_once: int, **parameters: Any) -> CursorResult[Any]:
+        """Run a statement with more rows than memory holds: they are read as the server sends them."""
+        options = {**self._options, "stream_results": True, "yield_per": at_once}
+        return self.connection.exec_driver_sql(query.in_schema(self.schema), self._given(parameters), options)
 
     def fetch_one(self, statement: Executable, **parameters: Any) -> Any:
         """The only row of a statement that is run for every batch.

@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg.types.json import Jsonb
+
 from seekpoint.ledger.ledger import Ledger
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import status as sql
-from seekpoint.ledger.sql.partition_offset import APPLICATION, arrays
+from seekpoint.ledger.sql import STATUS, arrays
+from seekpoint.ledger.sql.partition_offset import APPLICATION
 from seekpoint.records import Partition, storable
 
+_SAMPLED = ("sampled_topic", "sampled_partition", "sampled_log_start", "sampled_log_end")
 TIMEOUT = 1.0  # seconds, for each statement
 
 
@@ -39,33 +42,33 @@ class StatusTables:
         """The worker runs, and is in this state; ``trouble`` says what is wrong, or why it waits."""
         with self._begin() as tx:
             tx.execute(
-                sql.WORKER_SEEN,
-                its_owner=self._owner,
-                its_host=storable(self._process.host),
-                its_pid=self._process.pid,
-                its_client=self._process.client_id,
-                its_version=self._ledger.version,
-                its_library=self._process.library,
-                its_state=state,
-                its_trouble=None if trouble is None else storable(trouble),
+                STATUS["worker_seen"],
+                owner=self._owner,
+                host=storable(self._process.host),
+                pid=self._process.pid,
+                client=self._process.client_id,
+                version=self._ledger.version,
+                library=self._process.library,
+                state=state,
+                trouble=None if trouble is None else storable(trouble),
             )
 
     def sample(self, logs: Mapping[Partition, tuple[int, int]]) -> None:
         """Store the positions of those of these partitions that this worker owns, each with its log's start and end."""
         rows = [(*partition, *log) for partition, log in sorted(logs.items())]
         with self._begin() as tx:
-            tx.execute(sql.INSERT_SAMPLES, its_owner=self._owner, **arrays(sql.SAMPLED, rows))
+            tx.execute(STATUS["insert_samples"], owner=self._owner, **arrays(rows, *_SAMPLED))
 
     def prune(self, partitions: Collection[Partition]) -> None:
         """Delete samples of these partitions that are too old, and workers that were not seen for a day."""
         with self._begin() as tx:
-            tx.execute(sql.PRUNE_SAMPLES, **arrays(sql.PRUNED, sorted(partitions)))
-            tx.execute(sql.DELETE_UNSEEN)
+            tx.execute(STATUS["prune_samples"], **arrays(sorted(partitions), "pruned_topic", "pruned_partition"))
+            tx.execute(STATUS["delete_unseen"])
 
     def declare(self, declared: Mapping[str, Any]) -> None:
         """Store what the pipeline declares, by topic; nothing where the group is at another handler version."""
         with self._begin() as tx:
-            tx.execute(sql.STORE_DECLARED, its_version=self._ledger.version, its_declared=dict(declared))
+            tx.execute(STATUS["store_declared"], version=self._ledger.version, declared=Jsonb(dict(declared)))
 
     @contextmanager
     def _begin(self) -> Iterator[GroupConnection]:
@@ -74,5 +77,5 @@ class StatusTables:
             with connection.begin():
                 tx = self._ledger.group_connection(connection)
                 name = f"{APPLICATION}status {self._owner.hex[:8]} {self._ledger.group}"[:63]
-                tx.execute(sql.CONFIGURE, timeout=f"{round(TIMEOUT * 1000)}ms", application_name=name)
+                tx.execute(STATUS["configure"], timeout=f"{round(TIMEOUT * 1000)}ms", application_name=name)
                 yield tx

@@ -16,7 +16,7 @@ from seekpoint import remedies
 from seekpoint.errors import ConfigError, NotApplied
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import forget
+from seekpoint.ledger.sql import FORGET
 from seekpoint.ledger.sql import partition_offset as sql
 from seekpoint.ledger.tables import (
     IS_RESET,
@@ -204,7 +204,7 @@ def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
 def _last_begin(look: Look) -> int:
     """The id of the start at which the group began again after it was forgotten: resets before it are of no effect."""
     with look() as scope:
-        return int(scope.execute(forget.LAST_BEGIN).scalar_one())
+        return int(scope.execute(FORGET["last_begin"]).scalar_one())
 
 
 # -- why not ----------------------------------------------------------------------------------------------------

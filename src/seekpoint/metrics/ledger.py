@@ -14,7 +14,7 @@ from seekpoint.admin.lag import Lag, Logs, ask_logs, lag_of
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import Identity
 from seekpoint.ledger.schema_connection import SchemaConnection
-from seekpoint.ledger.sql import status as sql
+from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.sql.partition_offset import APPLICATION
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.metrics import catalogue as of
@@ -70,10 +70,10 @@ class LedgerGauges:
     def _read(self, samples: Samples) -> None:
         with self._engine.connect() as connection, connection.begin():
             tx = SchemaConnection(connection, self._schema)
-            tx.execute(sql.CONFIGURE, timeout=f"{TIMEOUT:.0f}s", application_name=f"{APPLICATION}exporter")
-            groups, partitions = tx.execute(sql.GROUP_STATUS).all(), tx.execute(sql.LAG_OF_ALL).all()
-            runs = tx.execute(sql.SILENT_DRIVERS).all()
-            ids = tx.execute(sql.TOPIC_IDS).all() if self._kafka else []
+            tx.execute(STATUS["configure"], timeout=f"{TIMEOUT:.0f}s", application_name=f"{APPLICATION}exporter")
+            groups, partitions = tx.execute(STATUS["group_status"]).all(), tx.execute(STATUS["lag_of_all"]).all()
+            runs = tx.execute(STATUS["silent_drivers"]).all()
+            ids = tx.execute(STATUS["topic_ids"]).all() if self._kafka else []
         for row in groups:
             samples.add(of.PAUSED, row.paused, row.consumer_group)
             samples.add(of.WORKERS, row.workers, row.consumer_group)

@@ -14,8 +14,8 @@ from seekpoint.jobs.tables.sql_templates import rows
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Position
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import RESETS
 from seekpoint.ledger.sql import reprocess as sql
-from seekpoint.ledger.sql import resets
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.pipeline.sink import Sink
 from seekpoint.records import Partition, State
@@ -206,7 +206,7 @@ def _live_only(tx: GroupConnection, range_: Range) -> list[str]:
         )
     return found + [
         f"{run.strategy} run {run.id} ({run.state}) is open: what it has staged does not get these rows"
-        for run in tx.execute(resets.OPEN_RUNS_OF_GROUP)
+        for run in tx.execute(RESETS["open_runs_of_group"])
     ]
 
 

@@ -1,1 +1,55 @@
-"""The ledger's SQL statements: those of workers, and those of operators and jobs."""
+"""The ledger's statements, as text in the ``.sql`` files beside this module.
+
+Each statement of a file begins with ``-- name: ...``; the comment after it says what the statement decides. Parameters
+are the driver's ``%(name)s``. The files name the schema ``seekpoint``; in its place stands the installed one, quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from psycopg.sql import Identifier
+
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """One statement of a file; ``text`` is without its comments."""
+
+    name: str
+    text: str
+
+    def in_schema(self, schema: str) -> str:
+        """The statement as the driver gets it, on the ledger in ``schema``."""
+        return _in_schema(self, schema)
+
+
+@cache
+def _in_schema(query: Query, schema: str) -> str:
+    quoted = Identifier(schema).as_string().replace("%", "%%")
+    return re.sub(r"\bseekpoint\.", lambda _: f"{quoted}.", query.text)
+
+
+def load(file: str) -> Mapping[str, Query]:
+    """The statements of a file beside this module, by name."""
+    _, *parts = _NAME.split((files(__name__) / file).read_text(encoding="utf-8"))
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return {name: Query(name, _COMMENT.sub("", body).strip().removesuffix(";")) for name, body in pairs}
+
+
+def arrays(rows: Sequence[Sequence[Any]], *names: str) -> dict[str, list[Any]]:
+    """The rows as one array for each column: parameters of these names."""
+    return {name: [row[number] for row in rows] for number, name in enumerate(names)}
+
+
+FORGET = load("forget.sql")
+PURGE = load("purge.sql")
+RESETS = load("resets.sql")
+STATUS = load("status.sql")

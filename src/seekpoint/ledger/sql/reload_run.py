@@ -26,9 +26,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from seekpoint.ledger.sql import forget
 from seekpoint.ledger.sql.partition_offset import GROUP, unnest
 from seekpoint.ledger.tables import (
+    BEGUN_AGAIN,
     IS_LEFT_OUT,
     IS_RESET,
     LOWER_FIRST,
@@ -183,7 +183,11 @@ LOST = (
     .where(lost_range.c.consumer_group == GROUP)
     .order_by(lost_range.c.at, lost_range.c.id)
 )  # fmt: skip
-_is_of_these_positions = _action.id > forget.LAST_BEGIN.correlate(None).scalar_subquery()
+_begin = admin_action.alias("began")
+_last_begin = select(func.coalesce(func.max(_begin.c.id), literal_column("0"))).where(
+    _begin.c.consumer_group == GROUP, _begin.c.action == literal(BEGUN_AGAIN, Text)
+)
+_is_of_these_positions = _action.id > _last_begin.correlate(None).scalar_subquery()
 RESETS = (
     select(_action.topic, _action.partition, _action.from_offset, _action.to_offset, _action.at)
     .where(_action.consumer_group == GROUP, IS_RESET, _is_of_these_positions)

@@ -6,6 +6,7 @@ from sqlalchemy import (
     BigInteger,
     Double,
     Integer,
+    Interval,
     Text,
     Uuid,
     and_,
@@ -23,7 +24,6 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.elements import ColumnElement
 
 from seekpoint.ledger.sql.partition_offset import GROUP
-from seekpoint.ledger.sql.status import IS_LIVE
 from seekpoint.ledger.tables import consumer_group, replay_request, worker
 
 _request = replay_request.c
@@ -55,11 +55,12 @@ INSERT_REQUEST = (
     )
     .returning(_request.id)
 )
-# Workers of the group's version that were seen in the last minute.
+# Workers of the group's version that were seen in the last minute, as the view group_status counts them.
 COUNT_WORKERS = select(func.count()).where(
     worker.c.consumer_group == GROUP,
     worker.c.version == bindparam("its_version", type_=Integer),
-    IS_LIVE,
+    worker.c.state != literal_column("'ended'"),
+    worker.c.seen_at > func.clock_timestamp() - literal_column("interval '1 minute'", Interval),
 )
 GET_REQUEST = select(replay_request).where(
     _request.consumer_group == GROUP, _request.id == bindparam("its_id", type_=BigInteger)

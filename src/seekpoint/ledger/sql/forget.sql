@@ -1,0 +1,123 @@
+-- Forgets a group, and undoes that. All of it runs under the lock of the group's row.
+
+-- name: count_dead_letters
+SELECT state, count(*) AS n
+FROM seekpoint.dead_letter
+WHERE consumer_group = %(group)s
+GROUP BY state
+ORDER BY state;
+
+-- name: count_losses
+SELECT count(*) FROM seekpoint.lost_range WHERE consumer_group = %(group)s;
+
+-- name: count_runs
+SELECT count(*) FROM seekpoint.reprocess_run WHERE consumer_group = %(group)s;
+
+-- name: count_run_dead_letters
+SELECT count(*)
+FROM seekpoint.reprocess_dead_letter
+WHERE run IN (SELECT id FROM seekpoint.reprocess_run WHERE consumer_group = %(group)s);
+
+-- name: count_requests
+SELECT count(*) FROM seekpoint.replay_request WHERE consumer_group = %(group)s;
+
+-- name: count_positions
+SELECT count(*) FROM seekpoint.partition_offset WHERE consumer_group = %(group)s;
+
+-- name: every_dead_letter
+-- In the order of their records. A result of many megabytes is read as it comes.
+SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value,
+       octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
+       version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
+       closed_by, closed_reason, error_line
+FROM seekpoint.dead_letter
+WHERE consumer_group = %(group)s
+ORDER BY topic, partition, record_offset, id;
+
+-- name: every_run_dead_letter
+SELECT run.topic, run.partition, run.topic_id, run.version, letter.run, letter.record_offset, letter.leader_epoch,
+       letter.timestamp_ms, letter.key, letter.value, letter.header_names, letter.header_values, letter.state,
+       letter.cause, letter.error, letter.traceback, letter.sqlstate, letter.dead_lettered_at
+FROM seekpoint.reprocess_dead_letter AS letter
+JOIN seekpoint.reprocess_run AS run ON run.id = letter.run
+WHERE run.consumer_group = %(group)s
+ORDER BY letter.run, letter.record_offset;
+
+-- name: lock_positions
+-- In the order of workers' locks: a release may be on its way.
+SELECT topic, partition, topic_id, first_offset, next_offset, leader_epoch, epoch, committed_at, record_time
+FROM seekpoint.partition_offset
+WHERE consumer_group = %(group)s
+ORDER BY topic, partition
+FOR UPDATE;
+
+-- name: topics
+SELECT topic, version, tables, replaced
+FROM seekpoint.group_topic
+WHERE consumer_group = %(group)s
+ORDER BY topic;
+
+-- name: delete_positions
+DELETE FROM seekpoint.partition_offset WHERE consumer_group = %(group)s;
+
+-- name: delete_topics
+DELETE FROM seekpoint.group_topic WHERE consumer_group = %(group)s;
+
+-- name: delete_dead_letters
+DELETE FROM seekpoint.dead_letter WHERE consumer_group = %(group)s;
+
+-- name: delete_losses
+DELETE FROM seekpoint.lost_range WHERE consumer_group = %(group)s;
+
+-- name: delete_run_dead_letters
+DELETE FROM seekpoint.reprocess_dead_letter
+WHERE run IN (SELECT id FROM seekpoint.reprocess_run WHERE consumer_group = %(group)s);
+
+-- name: delete_runs
+DELETE FROM seekpoint.reprocess_run WHERE consumer_group = %(group)s;
+
+-- name: delete_requests
+DELETE FROM seekpoint.replay_request WHERE consumer_group = %(group)s;
+
+-- name: delete_samples
+DELETE FROM seekpoint.position_sample WHERE consumer_group = %(group)s;
+
+-- name: delete_workers
+DELETE FROM seekpoint.worker WHERE consumer_group = %(group)s;
+
+-- name: forget
+UPDATE seekpoint.consumer_group SET forgotten = %(forgotten)s::jsonb WHERE name = %(group)s;
+
+-- name: forgotten
+SELECT name, forgotten FROM seekpoint.consumer_group WHERE forgotten IS NOT NULL ORDER BY name;
+
+-- name: restore_position
+-- Each with a token that no worker has ever had (I5).
+INSERT INTO seekpoint.partition_offset
+    (consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, committed_at,
+     record_time)
+VALUES (%(group)s, %(topic)s, %(partition)s, %(topic_id)s, %(first_offset)s, %(next_offset)s, %(leader_epoch)s,
+        gen_random_uuid(), %(epoch)s, %(committed_at)s, %(record_time)s);
+
+-- name: restore_topic
+INSERT INTO seekpoint.group_topic (consumer_group, topic, version, tables, replaced)
+VALUES (%(group)s, %(topic)s, %(version)s, %(tables)s, %(replaced)s);
+
+-- name: remember
+UPDATE seekpoint.consumer_group SET forgotten = NULL WHERE name = %(group)s;
+
+-- name: begin_again
+-- A group like one that has never run. Its tables stay: rows of it may be in them.
+UPDATE seekpoint.consumer_group
+SET forgotten = NULL,
+    version = %(to_version)s,
+    cluster_id = NULL,
+    paused = false,
+    paused_by = NULL,
+    paused_reason = NULL,
+    declared = NULL
+WHERE name = %(group)s;
+
+-- name: last_begin
+-- What was done before it was to positions that are no more. After an undo they are as they were, and it still counts.
+SELECT coalesce(max(id), 0) FROM seekpoint.admin_action WHERE consumer_group = %(group)s AND action = 'begin again';

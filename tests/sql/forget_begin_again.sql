@@ -1,1 +1,0 @@
-UPDATE seekpoint.consumer_group SET cluster_id=NULL, version=%(to_version)s::INTEGER, paused=false, paused_reason=NULL, paused_by=NULL, declared=NULL, forgotten=NULL WHERE seekpoint.consumer_group.name = %(group)s::VARCHAR;

@@ -1,1 +1,0 @@
-DELETE FROM seekpoint.dead_letter WHERE seekpoint.dead_letter.consumer_group = %(group)s::VARCHAR;

@@ -1,1 +1,0 @@
-DELETE FROM seekpoint.lost_range WHERE seekpoint.lost_range.consumer_group = %(group)s::VARCHAR;

@@ -1,1 +1,0 @@
-DELETE FROM seekpoint.partition_offset WHERE seekpoint.partition_offset.consumer_group = %(group)s::VARCHAR;

@@ -1,1 +1,0 @@
-DELETE FROM seekpoint.replay_request WHERE seekpoint.replay_request.consumer_group = %(group)s::VARCHAR;

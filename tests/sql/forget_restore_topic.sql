@@ -1,1 +1,0 @@
-INSERT INTO seekpoint.group_topic (consumer_group, topic, version, tables, replaced) VALUES (%(group)s::VARCHAR, %(its_topic)s::VARCHAR, %(its_version)s::INTEGER, %(its_tables)s::TEXT[], %(its_replaced)s::INTEGER);

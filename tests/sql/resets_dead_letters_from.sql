@@ -1,3 +1,0 @@
-SELECT seekpoint.dead_letter.state, count(*) AS n
-FROM unnest((SELECT %(moved_topic_id)s::UUID[] AS anon_1), (SELECT %(moved_partition)s::INTEGER[] AS anon_2), (SELECT %(moved_to_offset)s::BIGINT[] AS anon_3)) AS moved(topic_id, partition, to_offset) JOIN seekpoint.dead_letter ON seekpoint.dead_letter.topic_id = moved.topic_id AND seekpoint.dead_letter.partition = moved.partition AND seekpoint.dead_letter.record_offset >= moved.to_offset
-WHERE seekpoint.dead_letter.consumer_group = %(group)s::VARCHAR AND seekpoint.dead_letter.state != %(param_1)s::VARCHAR GROUP BY seekpoint.dead_letter.state ORDER BY seekpoint.dead_letter.state;

@@ -1,1 +1,0 @@
-SELECT set_config(%(param_1)s::VARCHAR, %(timeout)s::VARCHAR, %(set_config_2)s) AS set_config_1, set_config(%(param_2)s::VARCHAR, %(timeout)s::VARCHAR, %(set_config_4)s) AS set_config_3, set_config(%(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(set_config_6)s) AS set_config_5, set_config(%(param_5)s::VARCHAR, %(application_name)s::VARCHAR, %(set_config_8)s) AS set_config_7;

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 import words
 from support.docs_pages import name_of, named
 from support.failures import for_each
 from words import Text, Word, allowed, counted, of_source
 
 
+@pytest.mark.long
 def test_no_word_is_used_more_often_than_before_and_the_counts_fall_with_the_words() -> None:
     counts, most = counted(), allowed()
     risen = [

@@ -109,6 +109,7 @@ def test_the_table_has_the_flights_columns() -> None:
     assert tuple(table.c.keys()) == Flight.__struct_fields__
 
 
+@pytest.mark.long
 def test_the_data_set_is_read_as_a_file() -> None:
     first = FLIGHTS[0]
     assert (first.id, first.carrier, first.flight, first.tailnum, first.dep_delay) == (1, "UA", 1545, "N14228", 2)

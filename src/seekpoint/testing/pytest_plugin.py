@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy.util import LRUCache
 
 from seekpoint.testing.ledger_schema import LedgerSchema
 from seekpoint.testing.servers import kafka, postgres
@@ -34,6 +35,7 @@ from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.testing.servers.process import ServerFailed
 
 REQUIRE_VARIABLE = "SEEKPOINT_REQUIRE_SERVERS"
+_MOST_COMPILED = 1_000  # statements: those of the library, and of the tests that ran last
 
 
 class _Servers:
@@ -209,10 +211,29 @@ def seekpoint_schema(_ledger_schema: LedgerSchema) -> str:
     return _ledger_schema.lend()
 
 
+@pytest.fixture(scope="session")
+def _new_engine() -> Callable[[str], Engine]:
+    """Makes engines that share what SQLAlchemy asks a server at the first connect, and compiled statements."""
+    firsts: dict[str, Engine] = {}
+
+    def make(url: str) -> Engine:
+        if url not in firsts:
+            compiled = LRUCache[Any, Any](_MOST_COMPILED)
+            firsts[url] = create_engine(url, execution_options={"compiled_cache": compiled})
+            firsts[url].connect().close()
+            firsts[url].dispose()
+        first = firsts[url]
+        return Engine(first.pool.recreate(), first.dialect, first.url, execution_options=first.get_execution_options())
+
+    return make
+
+
 @pytest.fixture
-def seekpoint_engine(seekpoint_dsn: str, _ledger_schema: LedgerSchema) -> Iterator[Engine]:
+def seekpoint_engine(
+    seekpoint_dsn: str, _ledger_schema: LedgerSchema, _new_engine: Callable[[str], Engine]
+) -> Iterator[Engine]:
     """An engine of a real Postgres with the ledger's tables, without rows, in ``seekpoint_schema``."""
-    engine = create_engine(seekpoint_dsn)
+    engine = _new_engine(seekpoint_dsn)
     _ledger_schema.prepare(_libpq(seekpoint_dsn))
     try:
         yield engine

@@ -122,6 +122,7 @@ def fill(engine: Engine, schema: str, groups: int = 40) -> Mapping[str, str]:
         "health": "health",
         "plan": at("plan", action="reset", group=BUSY, target="offset", value=900_000),
         "error": at("group", group="none"),
+        "reset": at("plan", action="reset", group=BUSY, target="offset", value="many"),
     }
 
 

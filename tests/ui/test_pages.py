@@ -11,18 +11,20 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 from sqlalchemy import Engine
 
-from seekpoint.admin import Admin, ResetTo
-from seekpoint.records import Partition
+from seekpoint.admin import Admin, ResetTo, Where
+from seekpoint.pipeline.policy import OnPoison
+from seekpoint.records import Partition, State
 from seekpoint.web import Right
 from seekpoint.web.site import _templates
 from support.busy_ledger import BUSY, LOST, MANY, PAUSED, STOPPED, at, fill
 from support.kafka_postgres import Scene
-from support.lost_log import lost_log
+from support.lost_log import OFTEN, lost_log
 from support.postgres_proxy import PostgresProxy
 from ui.conftest import Serve, as_user, carry_out, refreshed
 
 LOOKS = (("light", 1600, 400), ("dark", 400, 1600))  # axe-core looks at the first width
 PARTS = {"base", "macros"}  # templates that are no pages
+OF_A_LOG = {"record"}  # it needs a log: below
 MORE = {
     "a group that is paused": at("group", group=PAUSED),
     "a group that lost offsets": at("group", group=LOST),
@@ -56,7 +58,7 @@ def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
 def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_its_window(
     serve: Serve, pages: Mapping[str, str]
 ) -> None:
-    assert {name.removesuffix(".html") for name in _templates.list_templates()} == {*pages, *PARTS}
+    assert {name.removesuffix(".html") for name in _templates.list_templates()} == {*pages, *PARTS, *OF_A_LOG}
     console = serve(payloads="full", refresh=60.0)
     found = []
     for scheme, first, second in LOOKS:
@@ -69,7 +71,45 @@ def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_its_window(
                 console.watch.measure(tab)
                 console.watch.measure(tab, ".scroll")
     assert found == []
-    console.refused(*[422] * 2)
+    console.refused(*[422] * 4)
+
+
+def test_no_fact_is_alone_in_a_line(serve: Serve, pages: Mapping[str, str]) -> None:
+    """At a thousand pixels the last one did."""
+    console = serve(payloads="full", refresh=60.0)
+    tab = console.tab(width=1000)
+    for name in ("group", "partition", "dead_letter", "replay"):
+        console.go(tab, pages[name])
+        tops = tab.locator(".fact").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
+        assert tops.count(tops[-1]) > 1, (name, tops)
+        console.watch.measure(tab)
+
+
+def test_axe_finds_nothing_on_the_record_that_stopped_a_partition(serve: Serve, scene: Scene) -> None:
+    name, _ = scene.log(["0", "bad"])
+    refusing = scene.book.refusing(lambda record: record.value == "bad")
+    scene.worker(scene.pipeline(name, sinks=(), handle=refusing, on_poison=OnPoison.STOP), limits=OFTEN)
+    scene.wait(lambda: [row.stop is not None for row in scene.ledger.read()] == [True])
+    console = serve(kafka={"bootstrap.servers": scene.broker}, payloads="full", refresh=60.0)
+    tab = console.tab(at("group", group=scene.group))
+    tab.get_by_role("link", name="Show the record").click()
+    expect(tab.locator("pre").nth(2)).to_have_text("bad")
+    assert list(violations(tab)) == []
+    tab.set_viewport_size({"width": 400, "height": 900})
+    console.watch.measure(tab)
+
+
+def test_a_reset_that_is_none_keeps_what_was_typed(serve: Serve, pages: Mapping[str, str]) -> None:
+    console = serve(refresh=60.0)
+    tab = console.tab(pages["group"])
+    tab.locator("select[name=target]").select_option("datetime")
+    tab.locator("input[name=value]").fill("yesterday")
+    tab.get_by_role("button", name="Show the plan").click()
+    expect(tab.get_by_role("alert")).to_have_text("datetime takes a time such as 2026-11-22T14:00Z, not 'yesterday'")
+    expect(tab.locator("input[name=value]")).to_have_value("yesterday")
+    expect(tab.locator("select[name=target]")).to_have_value("datetime")
+    tab.locator("input[name=value]").fill("2026-11-22T14:00Z")
+    console.refused(422)
 
 
 def violations(tab: Page) -> Iterator[str]:
@@ -165,7 +205,10 @@ def test_everything_is_done_without_javascript(serve: Serve, pages: Mapping[str,
         ("reset", "ada", "a duplicate"),
         ("reset", "ada", "once more"),
     }
-    assert sum(one.reason.endswith(": test data") for one in admin.history(BUSY, limit=500)) > 40
+    assert sum(one.reason.endswith(" dead letters: test data") for one in admin.history(BUSY, limit=500)) == 1
+    assert (
+        sum(one.closed_reason == "test data" for one in admin.dead_letters(BUSY).list(Where(states=tuple(State)))) > 40
+    )
     for name in ("Reloads", "History", "Health"):
         tab.get_by_role("navigation", name="Pages").get_by_role("link", name=name).click()
         expect(tab.locator("h1")).to_have_text(name)

@@ -289,6 +289,21 @@ def test_the_history_has_filters_and_pages(console: Console, desk: Desk, monkeyp
     assert re.findall(r"why \d", browser.get("/history?action=pause").text) == []
 
 
+def test_a_sparkline_has_a_scale_and_the_colour_of_the_state(
+    console: Console, desk: Desk, seekpoint_engine: Engine
+) -> None:
+    insert = (
+        f'INSERT INTO "{desk.ledger.schema}".position_sample (consumer_group, topic, partition, topic_id, at, '
+        "next_offset, log_start, log_end) SELECT consumer_group, topic, partition, topic_id, now() - n * interval "
+        f"'1 minute', 10, 0, 10 + n * 1000 FROM \"{desk.ledger.schema}\".partition_offset, generate_series(0, 3) n"
+    )
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(insert))
+    page = console().get("/group?group=g").text
+    assert page.count('<span class="spark failure"><svg') == 3, "the groups' worker is gone"
+    assert page.count('<span class="scale">3,000<br>0</span>') == 3
+
+
 def test_the_last_losses_are_shown(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
     """A hundred, of the group or of the partition."""
     with seekpoint_engine.begin() as tx:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import secrets
 from html import unescape
 from typing import Any
@@ -13,7 +14,7 @@ from sqlalchemy import text
 
 from seekpoint.errors import OffsetLost
 from seekpoint.testing import raw
-from seekpoint.web import present
+from seekpoint.web import pages, present
 from support.dead_letter_group import Depot
 from support.ledger_desk import Desk
 from web.conftest import PAGES, Console
@@ -181,3 +182,40 @@ def test_a_long_value_is_cut_and_says_how_long_it_is(console: Console, depot: De
 def odd_name(drawn: random.Random, n: int) -> str:
     """Markup and signs that text in Postgres may have."""
     return f"{n} " + "".join(drawn.choices(["<script>", "\"'&<>", "\u202eé", "\x1b[31m", "{{ 7*7 }}", "%2f/?#"], k=3))
+
+
+def test_dead_letters_are_searched_by_key_and_text_and_have_pages(
+    console: Console, depot: Depot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are not found by what is not shown; a blocked one leads to the first of its key."""
+    monkeypatch.setattr(pages, "DEAD_LETTERS", 2)
+    depot.bad = {b"b"}
+    depot.park(*(raw(b"b", topic="orders", offset=n, key=b"k1" if n % 2 else b"k2") for n in range(5)))
+    with depot.engine.begin() as tx:
+        tx.execute(
+            text(f"""UPDATE "{depot.schema}".dead_letter SET error = 'ValueError: odd' WHERE record_offset = 3""")
+        )
+        blocked = f"""UPDATE "{depot.schema}".dead_letter SET cause = 'blocked' WHERE record_offset = 4 RETURNING id"""
+        (last,) = tx.execute(text(blocked)).scalars()
+    full, seen, path = console(payloads="full"), [], "/dead-letters?group=g"
+    while path:
+        shown = full.get(path).text
+        seen += re.findall(r"data-label=\"Offset\">(\d)<", shown)
+        found = re.search(r'href="(dead-letters[^"]*after=[^"]*)">next', shown)
+        path = "" if found is None else f"/{unescape(found[1])}"
+    assert seen == ["0", "1", "2", "3", "4"]
+
+    def offsets(query: str) -> list[int]:
+        data = full.get(f"/api/dead-letters?group=g&{query}").json()["data"]["dead_letters"]
+        return [one["offset"] for one in data]
+
+    assert [offsets(query) for query in ("key=k1", "error=odd", "key=k1&error=odd", "key=k")] == [[1, 3], [3], [3], []]
+    first = depot.letters()[0].id
+    assert (
+        f'<a href="dead-letter?group=g&amp;id={first}">dead letter {first}</a>'
+        in full.get(f"/dead-letter?group=g&id={last}").text
+    )
+    none = console(allow_actions=True)
+    for hidden in ("key=k1", "error=odd"):
+        for page in (f"/dead-letters?group=g&{hidden}", f"/plan?action=discard&group=g&{hidden}"):
+            assert none.get(page).status_code == 403

@@ -10,6 +10,7 @@ from seekpoint.admin.losses import Acceptance, AcceptPlan, LostRange
 from seekpoint.admin.mirror import Mirrored, MirrorPlan
 from seekpoint.admin.pauses import PausePlan
 from seekpoint.admin.purges import PurgePlan
+from seekpoint.admin.record_in_log import RecordInFront
 from seekpoint.admin.reloads import ReloadStatus, TableDifferences
 from seekpoint.admin.replay_requests import ReplayPlan, ReplayRequest
 from seekpoint.admin.reset_plan import Reset, ResetDone, ResetPlan, ResetResult
@@ -54,6 +55,7 @@ __all__ = [
     "PausePlan",
     "Planned",
     "PurgePlan",
+    "RecordInFront",
     "ReloadStatus",
     "ReplayPlan",
     "ReplayRequest",

@@ -33,6 +33,7 @@ from seekpoint.admin.mirror import MirrorPlan, apply_mirror, plan_mirror
 from seekpoint.admin.pauses import PausePlan, apply_pause, plan_pause
 from seekpoint.admin.plan_resets import plan_reset
 from seekpoint.admin.purges import APPLIED, PurgePlan, apply_purge, plan_purge
+from seekpoint.admin.record_in_log import RecordInFront, record_in_front
 from seekpoint.admin.reloads import ReloadStatus, reloads
 from seekpoint.admin.replay_requests import ReplayPlan, ReplayRequest, plan_replay, read_request, request_replay
 from seekpoint.admin.reset_plan import ResetPlan, ResetResult
@@ -181,6 +182,14 @@ class Admin:
         with ledger.begin() as tx:
             refuse_forgotten(known_group(tx))
         return {at: row.next_offset for at, row in within(group, ledger.read(), topics).items()}
+
+    def record_in_front(self, group: str, partition: Partition) -> RecordInFront:
+        """The record that the partition is stopped at, or that is tried again, read from the log; nothing is changed.
+
+        Raises ConfigError where there is none, RangeLost, RangeStuck, TopicRecreated, KafkaUnavailable.
+        """
+        found = within(group, self._ledger(group).read(), {partition.topic: [partition.number]})
+        return record_in_front(self.kafka, found[partition])
 
     def history(
         self,

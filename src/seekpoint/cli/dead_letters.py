@@ -110,6 +110,8 @@ class Filters:
         typer.Option(metavar="'FILE:N in NAME'", help="Only those from this line, as --by-cause shows it."),
     ] = None
 
+    key: Annotated[str | None, typer.Option(help="Only records of this key, as text in UTF-8.")] = None
+
     @property
     def is_empty(self) -> bool:
         """Whether none was given."""
@@ -125,6 +127,7 @@ class Filters:
             error=self.error,
             exception=self.exception,
             error_line=self.line,
+            key=None if self.key is None else self.key.encode("utf-8", "surrogateescape"),
             since=None if self.since is None else since(self.since),
         )
 

@@ -166,8 +166,8 @@ class Where:
 
     ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``exception`` the
     exception's type and ``error_line`` the line of the user's own code, both whole, as :class:`DeadLetterCause` has
-    them; ``since`` the earliest time at which it became one (aware). Raises ConfigError for a time without a zone, and
-    for offsets or a partition without their topic.
+    them; ``key`` the record's whole key; ``since`` the earliest time at which it became one (aware). Raises ConfigError
+    for a time without a zone, and for offsets or a partition without their topic.
     """
 
     topic: str | None = None
@@ -179,6 +179,7 @@ class Where:
     error: str | None = None
     exception: str | None = None
     error_line: str | None = None
+    key: bytes | None = None
     since: datetime | None = None
 
     def __post_init__(self) -> None:

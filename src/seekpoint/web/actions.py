@@ -78,13 +78,19 @@ class Actions:
             "reset": _reset,
             "accept-lost": lambda admin, asked: admin.plan_accept_lost(asked["group"], _place(asked)),
             "accept-topic": _accept_topic,
-            "discard": _discard,
-            "replay": _replay,
+            "discard": lambda admin, asked: _discard(admin, asked, site),
+            "replay": lambda admin, asked: _replay(admin, asked, site),
         }
 
     async def plan(self, asked: Asked) -> Page:
-        """The plan that these parameters ask for, and a form to carry it out."""
-        return self._page(await self._make(asked), asked)
+        """The plan that these parameters ask for, and a form to carry it out; or the form whose value is none."""
+        try:
+            plan = await self._make(asked)
+        except Exception as error:
+            if asked.given("action") != "reset" or not isinstance(error, (ConfigError, HTTPException)):
+                raise
+            return _reset_again(asked, error_page(error))
+        return self._page(plan, asked)
 
     async def _make(self, asked: Asked) -> Plan:
         make = self._plans.get(asked["action"])
@@ -174,6 +180,16 @@ def _deed(plan: Plan) -> tuple[str, bool]:
     return deed(plan)
 
 
+def _reset_again(asked: Asked, refusal: Page) -> Page:
+    """The form of a reset with what was typed, beside why that is no reset."""
+    group, topic, partition = (asked.given(name) for name in ("group", *_PLACE))
+    if group is None:
+        return refusal
+    shown: dict[str, Any] = {"group": group, "topic": topic, "partition": partition, "refusal": refusal.shown["said"]}
+    shown |= {name: asked.given(name) or "" for name in ("target", "value")}
+    return replace(refusal, template="reset", title=f"Reset: {group}", shown=shown)
+
+
 def _place(asked: Asked) -> Partition | str | None:
     """A partition, a topic, or None for the whole group."""
     topic = asked.given("topic")
@@ -218,7 +234,7 @@ def _accept_topic(admin: Admin, asked: Asked) -> AcceptPlan:
     return admin.plan_accept_topic(asked["group"], asked["topic"], at=asked.whole("at") if at else None)
 
 
-def _chosen(admin: Admin, asked: Asked) -> tuple[dict[int, datetime], list[str]]:
+def _chosen(admin: Admin, asked: Asked, site: Site) -> tuple[dict[int, datetime], list[str]]:
     """The dead letters that ids or a filter name, with their times, and a sentence for those that are no part of it."""
     of = admin.dead_letters(asked["group"])
     if asked.given("ids"):
@@ -228,13 +244,16 @@ def _chosen(admin: Admin, asked: Asked) -> tuple[dict[int, datetime], list[str]]
         planned = of.plan_discard(int(one) for one in named)
         refused = [f"dead letter {one.dead_letter.id}: {one.refusal}" for one in planned if one.refusal is not None]
         return {one.dead_letter.id: one.dead_letter.dead_lettered_at for one in planned if one.refusal is None}, refused
-    found = [(one.id, one.dead_lettered_at) for one in of.list(where_of(asked), limit=MOST + 1)]
+    found = [
+        (one.id, one.dead_lettered_at)
+        for one in of.list(where_of(asked, shows_payloads=site.shows_payloads), limit=MOST + 1)
+    ]
     more = [f"only the first {MOST:,} are part of this plan: make another one after it"] if found[MOST:] else []
     return dict(found[:MOST]), more
 
 
-def _discard(admin: Admin, asked: Asked) -> DiscardPlan:
-    found, more = _chosen(admin, asked)
+def _discard(admin: Admin, asked: Asked, site: Site) -> DiscardPlan:
+    found, more = _chosen(admin, asked, site)
     what = [
         f"{len(found):,} dead letters are closed; their records are not applied, and are kept with the reason",
         "what they block for keep_key_order can be replayed then",
@@ -243,8 +262,8 @@ def _discard(admin: Admin, asked: Asked) -> DiscardPlan:
     return DiscardPlan(asked["group"], tuple(found), (*(what if found else ()), *more), as_of)
 
 
-def _replay(admin: Admin, asked: Asked) -> ReplayPlan:
-    found, more = _chosen(admin, asked)
+def _replay(admin: Admin, asked: Asked, site: Site) -> ReplayPlan:
+    found, more = _chosen(admin, asked, site)
     plan = admin.plan_replay(asked["group"], found)
     what = [f"{len(plan.ids):,} dead letters are replayed; one that fails again stays open", *plan.consequences]
     more += [f"dead letter {one.dead_letter.id}: {one.refusal}" for one in plan.refused]

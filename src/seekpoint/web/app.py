@@ -60,6 +60,7 @@ def create_app(
         "/": pages.groups,
         "/group": pages.group,
         "/partition": pages.partition,
+        "/record": pages.record,
         "/dead-letters": pages.dead_letters,
         "/dead-letter": pages.dead_letter,
         "/replay": pages.replay,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from http import HTTPStatus
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.exceptions import HTTPException
 
 from seekpoint.admin import (
     ActionFilter,
@@ -23,11 +26,12 @@ from seekpoint.admin import (
 )
 from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.ledger.roles import Role
-from seekpoint.records import Partition
+from seekpoint.records import Cause, Partition, utc
 from seekpoint.web import present
 from seekpoint.web.filters import FILTER, where_of
 from seekpoint.web.reading import Answer, Reads
 from seekpoint.web.site import Asked, Page, Site
+from seekpoint.worker.replay.dead_letter_admin import portable_value
 
 T = TypeVar("T")
 
@@ -44,6 +48,7 @@ class Pages:
 
     def __init__(self, site: Site, reads: Reads) -> None:
         self._site, self._reads = site, reads
+        self._reads_log = site.shows_payloads and bool(reads.admin.kafka)
         self._brokers_away = 0.0, ""  # until when they are not asked, and why
 
     async def groups(self, asked: Asked) -> Page:
@@ -77,7 +82,9 @@ class Pages:
             return {
                 "group": group,
                 "doubts": doubts,
-                "lines": [(state, at, present.sparkline(drawn[at.position.partition])) for state, at in of_page],
+                "lines": [
+                    (state, at, present.sparkline(drawn[at.position.partition], state.level)) for state, at in of_page
+                ],
                 "samples": [{"partition": at, "samples": each} for at, each in drawn.items()],
                 "number": shown,
                 "pages": pages,
@@ -90,7 +97,8 @@ class Pages:
         answer = await self._reads.read(("group", name, number), read)
         found = answer.value
         data = {each: found[each] for each in ("group", "doubts", "explanation", "lost", "samples")}
-        return _page(answer, "group", name, self._public(data), totals=_totals(found["group"]), **found)
+        shown = {"totals": _totals(found["group"]), "reads_log": self._reads_log, **found}
+        return _page(answer, "group", name, self._public(data), **shown)
 
     async def partition(self, asked: Asked) -> Page:
         """A partition: its positions over the last day, its row in the ledger, its history and losses."""
@@ -115,19 +123,38 @@ class Pages:
         found = answer.value
         chart = present.positions_chart(found["samples"])
         data = {each: found[each] for each in ("line", "doubts", "samples", "history", "lost")}
-        return _page(answer, "partition", f"{at} of {name}", self._public(data), at=at, chart=chart, **found)
+        shown = {"at": at, "chart": chart, "reads_log": self._reads_log, **found}
+        return _page(answer, "partition", f"{at} of {name}", self._public(data), **shown)
+
+    async def record(self, asked: Asked) -> Page:
+        """The record that a partition is stopped at, or that is tried again, as the log has it, with its error."""
+        asked.only("group", "topic", "partition")
+        name, at = asked["group"], Partition(asked["topic"], asked.whole("partition"))
+        if not self._site.shows_payloads:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "records are not shown here")
+
+        answer = await self._reads.read(("record", name, at), lambda admin: admin.record_in_front(name, at))
+        found, one = answer.value, answer.value.record
+        parts = ("topic", "partition", "offset", "timestamp_ms", "key", "value")
+        data = {each: portable_value(getattr(one, each)) for each in parts}
+        data |= {"error": found.error, "attempts": found.attempts}
+        shown = {"group": name, "one": one, "found": found, "produced": utc(one.timestamp_ms)}
+        return _page(answer, "record", f"{at} offset {one.offset}", data, is_live=False, **shown)
 
     async def dead_letters(self, asked: Asked) -> Page:
-        """The open dead letters of a group that meet a filter: how many of each failure, and the first hundred."""
-        asked.only("group", *FILTER)
-        name, where = asked["group"], where_of(asked)
+        """The open dead letters of a group that meet a filter: how many of each failure, and a hundred of them."""
+        asked.only("group", "after", *FILTER)
+        name, where = asked["group"], where_of(asked, shows_payloads=self._site.shows_payloads)
+        after = asked.whole("after") if "after" in asked.parameters else None
 
         def read(admin: Admin) -> tuple[Sequence[DeadLetterCause], list[DeadLetter]]:
             of = admin.dead_letters(name)
-            return of.by_cause(where), list(of.list(where, limit=DEAD_LETTERS))
+            last = None if after is None else of.get(after)
+            return of.by_cause(where), list(of.list(where, limit=DEAD_LETTERS + 1, after=last))
 
-        answer = await self._reads.read(("dead letters", name, where), read)
-        causes, found = answer.value
+        answer = await self._reads.read(("dead letters", name, where, after), read)
+        causes, found = answer.value[0], answer.value[1][:DEAD_LETTERS]
+        following = found[-1].id if len(answer.value[1]) > DEAD_LETTERS else None
         total = sum(one.count for one in causes)
         data = {
             "total": total,
@@ -136,18 +163,24 @@ class Pages:
         }
         narrowed = {each: value for each in FILTER if (value := asked.given(each))}
         shown: dict[str, Any] = {"group": name, "causes": causes, "found": found, "total": total, "narrowed": narrowed}
+        shown |= {"after": after, "following": following}
         return _page(answer, "dead_letters", f"Dead letters of {name}", data, **shown)
 
     async def dead_letter(self, asked: Asked) -> Page:
         """One dead letter, with its record as far as it may be shown."""
         asked.only("group", "id")
         name, number = asked["group"], asked.whole("id")
-        answer = await self._reads.read(
-            ("dead letter", name, number), lambda admin: admin.dead_letters(name).get(number)
-        )
-        one = answer.value
-        data = self._portable(one, name)
-        return _page(answer, "dead_letter", f"Dead letter {number}", data, is_live=False, group=name, one=one)
+
+        def read(admin: Admin) -> tuple[DeadLetter, DeadLetter | None]:
+            of = admin.dead_letters(name)
+            one = of.get(number)
+            return one, of.first_of_key(one) if one.cause is Cause.BLOCKED and one.is_open else None
+
+        answer = await self._reads.read(("dead letter", name, number), read)
+        one, first = answer.value
+        shown: dict[str, Any] = {"group": name, "one": one, "first": None if first is None else first.id}
+        data = self._portable(one, name) | {"first_of_key": shown["first"]}
+        return _page(answer, "dead_letter", f"Dead letter {number}", data, is_live=False, **shown)
 
     async def replay(self, asked: Asked) -> Page:
         """A request for a replay, until a worker has ended it."""
@@ -234,7 +267,7 @@ def _without_texts(data: Any) -> Any:
     return data
 
 
-def _totals(group: GroupStatus) -> dict[str, Any]:
+def _totals(group: GroupStatus) -> SimpleNamespace:
     """Of all its partitions; None where one of them is not known."""
 
     def total(of: Callable[[PartitionStatus], float | None], join: Callable[[Sequence[float]], float]) -> float | None:
@@ -242,14 +275,15 @@ def _totals(group: GroupStatus) -> dict[str, Any]:
         known = [value for value in values if value is not None]
         return join(known) if known and len(known) == len(values) else None
 
-    return {
-        "lag": total(lambda at: at.lag, sum),
-        "lag_seconds": total(lambda at: at.lag_seconds, max),
-        "headroom_seconds": total(lambda at: at.headroom_seconds, min),
-        "dead_letters": sum(at.dead_letters for at in group.partitions),
-        "stopped": sum(at.position.stop is not None for at in group.partitions),
-        "age": max((at.age for at in group.partitions if at.age is not None), default=None),
-    }
+    return SimpleNamespace(
+        lag=total(lambda at: at.lag, sum),
+        lag_seconds=total(lambda at: at.lag_seconds, max),
+        headroom_seconds=total(lambda at: at.headroom_seconds, min),
+        headroom=total(lambda at: at.headroom, min),
+        dead_letters=sum(at.dead_letters for at in group.partitions),
+        stopped=sum(at.position.stop is not None for at in group.partitions),
+        age=max((at.age for at in group.partitions if at.age is not None), default=None),
+    )
 
 
 def _page(answer: Answer[Any], template: str, title: str, data: Any, *, is_live: bool = True, **shown: Any) -> Page:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 from markupsafe import Markup
 
@@ -164,7 +165,7 @@ def deed(plan: object) -> tuple[str, bool]:
     return "", False
 
 
-def headroom(line: PartitionStatus | GroupSummary) -> str:
+def headroom(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
     """In time; in records where time is not known, as retention has deleted nothing lately."""
     if line.headroom_seconds is None and line.headroom is not None:
         return f"{line.headroom:,} records"
@@ -223,11 +224,14 @@ def header_name(name: str) -> str:
     return octets(name_bytes(name))
 
 
-def sparkline(samples: Sequence[Sample], width: int = 120, height: int = 24) -> Markup:
-    """The lag over time, as a line from 0 to its maximum; nothing where fewer than two samples are there."""
+def sparkline(samples: Sequence[Sample], level: str = "", width: int = 120, height: int = 24) -> Markup:
+    """The lag over time, as a line from 0 to its maximum, which is beside it; a dash for fewer than two samples.
+
+    ``level`` is the state's, whose colour the line has.
+    """
     if len(samples) < 2:
         return Markup('<span class="faint">{}</span>').format(NOT_KNOWN)
-    return _line([one.at for one in samples], [one.lag for one in samples], width, height, "lag, ")
+    return _line([one.at for one in samples], [one.lag for one in samples], (width, height), "lag, ", level)
 
 
 def positions_chart(samples: Sequence[Sample]) -> Markup:
@@ -268,12 +272,20 @@ def _chart(
     )
 
 
-def _line(times: Sequence[datetime], values: Sequence[int], width: int, height: int, what: str) -> Markup:
+def _line(times: Sequence[datetime], values: Sequence[int], size: tuple[int, int], what: str, level: str) -> Markup:
+    width, height = size
     label = f"{what}{number(values[0])} to {number(values[-1])}, at most {number(max(values))}"
     return Markup(
-        '<svg class="spark" viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" aria-label="{label}">'
-        '<polyline points="{points}"/></svg>'
-    ).format(w=width, h=height, label=label, points=_points(times, values, max(values), width, height))
+        '<span class="spark {level}"><svg viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" '
+        'aria-label="{label}"><polyline points="{points}"/></svg><span class="scale">{high}<br>0</span></span>'
+    ).format(
+        level=level,
+        high=number(max(values)),
+        w=width,
+        h=height,
+        label=label,
+        points=_points(times, values, max(values), width, height),
+    )
 
 
 def _points(times: Sequence[datetime], values: Sequence[int], high: int, width: int, height: int) -> str:

@@ -145,6 +145,7 @@ def _if_given(name: str, kind: Any, condition: ColumnElement[bool]) -> ColumnEle
 _order = (_dead_letter.topic, _dead_letter.partition, _dead_letter.record_offset, _dead_letter.id)
 # The exception's type, with which an error's text begins: `type: message`, `type`, or `type (note)`; NULL for others.
 _exception = func.substring(_dead_letter.error, r"^[^\s:]+(?=:|$| \()")
+_key = cast(bindparam("key", type_=LargeBinary), LargeBinary)  # of bytes the driver names no type
 _conditions = (
     _dead_letter.consumer_group == GROUP,
     _if_given("topic", Text, _dead_letter.topic == bindparam("topic", type_=Text)),
@@ -156,6 +157,7 @@ _conditions = (
     _if_given("error", Text, func.strpos(_dead_letter.error, bindparam("error", type_=Text)) > 0),
     _if_given("exception", Text, _exception == bindparam("exception", type_=Text)),
     _if_given("error_line", Text, _dead_letter.error_line == bindparam("error_line", type_=Text)),
+    or_(_key.is_(None), _dead_letter.key == _key),
     _if_given("since", _time, _dead_letter.dead_lettered_at >= bindparam("since", type_=_time)),
 )
 IN_ORDER = (

@@ -55,13 +55,15 @@ Chosen = Where | Iterable[int] | int
 """A condition, ids, or one id."""
 
 
-def chosen_dead_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | None = None) -> Iterator[DeadLetter]:
+def chosen_dead_letters(
+    dead_letters: DeadLetters, chosen: Chosen, limit: int | None = None, after: DeadLetter | None = None
+) -> Iterator[DeadLetter]:
     """The dead letters that are meant, in the order of topic, partition and offset; their values are left out.
 
     Raises ConfigError for an id that the group does not have.
     """
     if isinstance(chosen, Where):
-        yield from _pages(dead_letters, chosen, limit)
+        yield from _pages(dead_letters, chosen, limit, after)
         return
     yield from dead_letters.chosen([chosen] if isinstance(chosen, int) else chosen)
 
@@ -71,8 +73,9 @@ def lean(dead_letter: DeadLetter) -> DeadLetter:
     return replace(dead_letter, value=None, traceback=None, replay_traceback=None)
 
 
-def _pages(dead_letters: DeadLetters, where: Where, limit: int | None) -> Iterator[DeadLetter]:
-    after: DeadLetter | None = None
+def _pages(
+    dead_letters: DeadLetters, where: Where, limit: int | None, after: DeadLetter | None
+) -> Iterator[DeadLetter]:
     left = limit
     while left is None or left > 0:
         most = PAGE if left is None else min(PAGE, left)
@@ -118,9 +121,18 @@ class DeadLetterAdmin:
         """Who does it. Asked only where something is changed."""
         return operator(self._actor)
 
-    def list(self, where: Where = Where(), *, limit: int | None = None) -> Iterator[DeadLetter]:  # noqa: B008
-        """Dead letters in the order of topic, partition and offset, without their values (``get`` has them)."""
-        return chosen_dead_letters(self._dead_letters, where, limit)
+    def list(
+        self,
+        where: Where = Where(),  # noqa: B008 -- immutable
+        *,
+        limit: int | None = None,
+        after: DeadLetter | None = None,
+    ) -> Iterator[DeadLetter]:
+        """Dead letters in the order of topic, partition and offset, without their values (``get`` has them).
+
+        ``after`` is the last one of the page before.
+        """
+        return chosen_dead_letters(self._dead_letters, where, limit, after)
 
     def by_cause(self, where: Where = Where()) -> Sequence[DeadLetterCause]:  # noqa: B008
         """How many dead letters there are of each cause, most first: by exception, and by line of the user's code."""

@@ -556,7 +556,7 @@ NOT_PLAIN = {
 def test_a_table_that_is_plain_again_takes_small_batches(
     ground: Ground, group: str, desk: Any, sent: list[Any], why: str
 ) -> None:
-    """The same session notices it with the next batch that it writes by COPY."""
+    """A session that noticed the change notices its end with the next batch that it writes by COPY."""
     pipeline = appends(ground, group)
     begins, ends = NOT_PLAIN[why]
     ground.sql(begins)

@@ -71,7 +71,7 @@ def rerun_if_changed(tx: Connection, path: Sequence[str]) -> Iterator[None]:
     A table that is exchanged or altered after the session's look may refuse the rows: then the block ends with a
     transient error. What is found then in the same state has not changed: its error is raised as it is.
 
-    What was no plain table is looked at again each time: once the rule, the view or the row security is gone, small
+    What was no plain table is checked again each time: once the rule, the view or the row security is gone, small
     batches are sent in two round trips again.
     """
     known, name = _known.get(driver_of(tx), {}), tuple(path)

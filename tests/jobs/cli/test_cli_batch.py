@@ -94,7 +94,7 @@ def test_ctrl_c_leaves_a_batch_open_and_says_how_to_resume_it(terminal: Terminal
 
 
 @pytest.mark.long
-def test_ctrl_c_is_an_abort_where_the_server_cannot_be_told_to_cancel(
+def test_ctrl_c_is_an_abort_where_the_server_cannot_be_asked_to_cancel(
     terminal: Terminal, shop: Shop, seekpoint_dsn: str
 ) -> None:
     """The statement still waits in the server, with the run's row locked: nothing may wait for that row."""

@@ -17,7 +17,7 @@ def main(order: dict[str, Any]) -> None:
     """Run the jobs of ``order`` one after the other on its master; print the type of each outcome."""
     kafka, schema = {"bootstrap.servers": order["brokers"]}, order["schema"]
     with start_spark(order["master"], order["config"]) as spark:
-        spark.range(1).count()  # its executors are there: the stager's patience is for those that it had
+        spark.range(1).count()  # its executors are there: the stager waits for those that it had
         stager = SparkStager(spark, kafka, database=DATABASE, schema=schema, range_records=1, **order["stager"])
         common: dict[str, Any] = {"schema": schema, "stager": stager, "range_records": 40}
         for job, pipeline in order["jobs"]:

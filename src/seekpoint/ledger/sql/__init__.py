@@ -1,7 +1,7 @@
 """The ledger's statements, as text in the ``.sql`` files beside this module.
 
 Each statement of a file begins with ``-- name: ...``; the comment after it says what the statement decides. Parameters
-are the driver's ``%(name)s``. The files name the schema ``seekpoint``; in its place stands the installed one, quoted.
+are the driver's ``%(name)s``. The files name the schema ``seekpoint``; the installed one takes its place, quoted.
 """
 
 from __future__ import annotations

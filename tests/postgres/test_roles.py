@@ -28,19 +28,19 @@ from seekpoint.ledger import Ledger, wait
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.sql import (
+    BATCH,
+    EXPORT_MANIFEST,
     FORGET,
     PURGE,
+    REPLAY_REQUEST,
+    REPROCESS,
     RESETS,
     STATUS,
     Query,
     admin,
-    batch,
     dead_letters,
-    export_manifest,
     partition_offset,
     reload_run,
-    replay_request,
-    reprocess,
 )
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.round_trip import numbered
@@ -50,9 +50,17 @@ from seekpoint.worker.replay import replay_one
 from support.databases import new_database
 from support.ledger_roles import LedgerRoles
 
-MODULES = (partition_offset, admin, wait, dead_letters, replay_one, reload_run, batch, export_manifest,
-           replay_request, reprocess)  # fmt: skip
-FILES = {"forget": FORGET, "purge": PURGE, "resets": RESETS, "status": STATUS}
+MODULES = (partition_offset, admin, wait, dead_letters, replay_one, reload_run)
+FILES = {
+    "batch": BATCH,
+    "export_manifest": EXPORT_MANIFEST,
+    "forget": FORGET,
+    "purge": PURGE,
+    "replay_request": REPLAY_REQUEST,
+    "reprocess": REPROCESS,
+    "resets": RESETS,
+    "status": STATUS,
+}
 GIVEN = {
     "RECORD_ACTION": ["action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
     "RECORD_LOSS": [
@@ -165,7 +173,7 @@ DRIVES = (
     *(f"reload_run.{name}" for name in ("INSERT_RUN", "INSERT_POSITIONS", "INSERT_STAGED", "SETTLED_RUN", "STEP")),
     *(f"reload_run.{name}" for name in ("TAKE_OVER", "TRANSITION", "DIFFED", "CLOSE", "SWEPT", "GONE", "GUARD")),
     *(f"reload_run.{name}" for name in ("GUARD_FRAMES", "ADVANCE_STAGED", "EXTEND_STAGED")),
-    *("export_manifest.INSERT", "export_manifest.NOTE"),
+    *("export_manifest.insert", "export_manifest.note"),
 )
 # What was stored of records is deleted by the owner alone.
 DELETES = (
@@ -188,17 +196,17 @@ REFUSED = {
         *("forget.delete_samples", "forget.delete_workers", "forget.restore_position", "forget.restore_topic"),
         *("partition_offset.CLAIM", "admin.INSERT_GROUP", "admin.INSERT_ROWS", "admin.STORE_TABLES"),
         *("dead_letters.INSERT_DEAD_LETTERS", "status.insert_samples", "status.prune_samples", "status.worker_seen"),
-        *("status.delete_unseen", "reprocess.INSERT_RUN", "reprocess.LOCK_RUN", "reprocess.ABANDON_RUN"),
-        *("replay_request.TAKE_REQUEST", "replay_request.REQUEST_SEEN", "replay_request.RECORD_REQUEST"),
-        *("replay_request.FAIL_ABANDONED", "replay_request.FAIL_OUTDATED"),
-        *("reprocess.ADVANCE_RUN", "reprocess.INSERT_RUN_DEAD_LETTERS"),
+        *("status.delete_unseen", "reprocess.insert_run", "reprocess.lock_run", "reprocess.abandon_run"),
+        *("replay_request.take_request", "replay_request.request_seen", "replay_request.record_request"),
+        *("replay_request.fail_abandoned", "replay_request.fail_outdated"),
+        *("reprocess.advance_run", "reprocess.insert_run_dead_letters"),
     ),
     # What is left to a reader names no table of the ledger, or none but the columns that an exporter reads.
     Role.READER: {*NAMED} - among(
         *("status.lag", "status.lag_of_all", "status.group_status", "status.configure"),
         *("status.silent_drivers", "status.topic_ids", "partition_offset.KNOWN_TOPICS", "forget.count_positions"),
         *("partition_offset.CONFIGURE", "purge.clock", "resets.time_limit"),
-        *("admin.ALONE", "admin.QUALIFIED", "admin.TERMINATE", "batch.BOUND", "reload_run.UNHURRIED"),
+        *("admin.ALONE", "admin.QUALIFIED", "admin.TERMINATE", "batch.bound", "reload_run.UNHURRIED"),
         *("replay_one.AS_WORKER", "replay_one.AS_WORKER_17", "replay_one.CURRENT_TRANSACTION"),
         *("replay_one.REMEMBER_SESSION", "replay_one.TRANSACTION_STATUS"),
     ),

@@ -17,8 +17,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import RESETS
-from seekpoint.ledger.sql import replay_request as sql
+from seekpoint.ledger.sql import REPLAY_REQUEST, RESETS
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.records import State
 from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, lean
@@ -102,7 +101,7 @@ def plan_replay(ledger: Ledger, chosen: Chosen) -> ReplayPlan:
     with ledger.begin() as tx:
         group = known_group(tx)
         last = _last_request(tx)
-        workers = tx.execute(sql.COUNT_WORKERS, its_version=group.version).scalar_one()
+        workers = tx.execute(REPLAY_REQUEST["count_workers"], version=group.version).scalar_one()
     positions = {at.partition: at for at in ledger.read()}
     planned, dead_letters = [], DeadLetters(ledger)
     for one in map(lean, chosen_dead_letters(dead_letters, chosen)):
@@ -156,8 +155,8 @@ def request_replay(ledger: Ledger, chosen: Chosen, by: By, last_request: int | N
                 f"group {ledger.group!r} was acted on since the plan was made: another replay was requested; nothing "
                 "was done; make another plan"
             )
-        parameters = {"its_dead_letters": ids, "its_actor": by.actor, "its_reason": by.reason}
-        found = tx.execute(sql.INSERT_REQUEST, **parameters).scalar_one()
+        parameters = {"dead_letters": ids, "actor": by.actor, "reason": by.reason}
+        found = tx.execute(REPLAY_REQUEST["insert_request"], **parameters).scalar_one()
         said = f"request {found}, {len(ids):,} dead letter{'' if len(ids) == 1 else 's'}: {by.reason}"
         record_action(tx, REQUESTED, actor=by.actor, reason=said)
     return read_request(ledger, found)
@@ -166,7 +165,7 @@ def request_replay(ledger: Ledger, chosen: Chosen, by: By, last_request: int | N
 def read_request(ledger: Ledger, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
     """The request as it is now. Raises ConfigError where the group has none of that id."""
     with ledger.begin() as tx:
-        row = tx.execute(sql.GET_REQUEST, its_id=id).one_or_none()
+        row = tx.execute(REPLAY_REQUEST["get_request"], id=id).one_or_none()
     if row is None:
         raise ConfigError(f"group {ledger.group!r} has no replay request {id}")
     values = row._asdict() | {"group": row.consumer_group, "dead_letters": tuple(row.dead_letters)}

@@ -24,7 +24,7 @@ from seekpoint.ledger.admin_actions import PAUSER, pauser, set_paused
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
 from seekpoint.ledger.declaration import Declaration
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import batch as sql
+from seekpoint.ledger.sql import BATCH
 from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import schema_translation
@@ -51,11 +51,11 @@ def open_claims(
     _keep_workers_away(scope, group, source, run, pause=pause)
     declared = Declaration.of(pipeline.tables_by_topic(schema_translation(tx.connection.engine)))
     claimant = Claimant(pipeline.group, run, pipeline.version, brokers.cluster_id, brokers.ids, declared)
-    scope.execute(sql.SET_PAUSED, to_paused=False)
+    scope.execute(BATCH["set_paused"], paused=False)
     if needs_preparing(scope, claimant):
         prepare(scope, claimant, brokers.start)
     granted = claim(scope, claimant, partitions)
-    scope.execute(sql.SET_PAUSED, to_paused=True)
+    scope.execute(BATCH["set_paused"], paused=True)
     for stop in refused(scope, claimant, [p for p in partitions if p not in granted]).values():
         raise stop
     require_no_held_keys(scope, pipeline, brokers.ids)
@@ -76,7 +76,7 @@ def _keep_workers_away(
             )
             raise BatchRefused([why])
         return
-    owners = scope.execute(sql.OWNERS).all()
+    owners = scope.execute(BATCH["owners"]).all()
     if owners and not pause:
         named = ", ".join(f"{str(row.owner)[:8]} (since {row.claimed_at:%F %T})" for row in owners)
         why = (
@@ -98,7 +98,7 @@ def require_no_held_keys(scope: GroupConnection, pipeline: Pipeline, ids: Mappin
     """
     if not pipeline.keep_key_order:
         return
-    held = scope.execute(sql.HELD_KEYS, topic_ids=list(ids.values())).scalar_one()
+    held = scope.execute(BATCH["held_keys"], topic_ids=list(ids.values())).scalar_one()
     if held:
         why = (
             f"group {pipeline.group!r} has {held} open dead letters, and records of their keys are blocked behind "

@@ -22,7 +22,7 @@ from seekpoint.jobs.tables.targets import Target as TargetTable
 from seekpoint.ledger.admin_actions import pauser, record_action
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import batch as sql
+from seekpoint.ledger.sql import BATCH
 from seekpoint.ledger.sql.admin import LOCK_GROUP
 from seekpoint.postgres.backoff import TRIES, retried
 from seekpoint.sinks.catalog import DELETED, Layout, survey
@@ -59,7 +59,7 @@ def _attempt(driver: Driver, source: PipelineSource, claims: Claims) -> None:
         # By another name than a worker's: a claim that waits for these rows must not end it as abandoned.
         settings = Settings(f"seekpoint-batch {driver.run.id.hex[:8]} {group}"[:63], True, 0.0)
         transaction = hold(scope, [Expected(one, one.next_offset) for one in mine], settings)
-        tx.execute(sql.BOUND, idle=f"{round(driver.limits.transaction_age * 1000)}ms")
+        tx.execute(BATCH["bound"], idle=f"{round(driver.limits.transaction_age * 1000)}ms")
         require_no_held_keys(scope, pipeline, {at.partition.topic: at.topic_id for at in positions})
         staging = Staging(tx.run.staging_schema)
         _write(tx, staging, source)

@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Select
+from sqlalchemy import Connection, Engine
 
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.schema_connection import SchemaConnection
-from seekpoint.ledger.sql import export_manifest as sql
+from seekpoint.ledger.sql import EXPORT_MANIFEST, Query
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE
 from seekpoint.records import Partition
@@ -61,6 +61,9 @@ class Entry:
         return f"{self.partition} [{self.start}, {self.end})"
 
 
+_WRITTEN = ("topic", "partition", "topic_id", "from_offset", "to_offset", "records", "bytes", "file", "sha256")
+
+
 class Tx(SchemaConnection):
     """A transaction on the manifest of one archive."""
 
@@ -75,39 +78,39 @@ class Tx(SchemaConnection):
     def within(self, range_: Range) -> list[Entry]:
         """The entries that have something of the range, in order."""
         of = self._of(range_.partition, range_.topic_id)
-        return self._entries(sql.WITHIN, **of, start=range_.start, end=range_.end)
+        return self._entries(EXPORT_MANIFEST["within"], **of, start=range_.start, end=range_.end)
 
     def chain(self, partition: Partition, topic_id: UUID) -> list[Entry]:
         """All that the archive has of a partition, in order."""
-        return self._entries(sql.CHAIN, **self._of(partition, topic_id))
+        return self._entries(EXPORT_MANIFEST["chain"], **self._of(partition, topic_id))
 
     def all(self) -> list[Entry]:
         """Every entry of the archive."""
-        return self._entries(sql.ALL, its_archive=self._archive)
+        return self._entries(EXPORT_MANIFEST["all"], archive=self._archive)
 
-    def _entries(self, statement: Select[Any], **values: Any) -> list[Entry]:
+    def _entries(self, statement: Query, **values: Any) -> list[Entry]:
         found = map(tuple, self.execute(statement, **values))
         return [Entry(Partition(topic, number), *rest) for topic, number, *rest in found]
 
     def has(self, file: str) -> bool:
         """Whether the manifest names this file, in whatever archive: the root may have another name there."""
-        return bool(self.execute(sql.IS_FILE, its_file=file).scalar_one())
+        return bool(self.execute(EXPORT_MANIFEST["is_file"], file=file).scalar_one())
 
     def known(self) -> set[str]:
         """Every file that the manifest names, in whatever archive."""
-        return set(self.execute(sql.KNOWN).scalars())
+        return set(self.execute(EXPORT_MANIFEST["known"]).scalars())
 
     def note(self, run: UUID, *, group: str, actor: str) -> None:
         """Put an export on record, before its first file."""
-        self.execute(sql.NOTE, [{"id": run, "archive": self._archive, "consumer_group": group, "actor": actor}])
+        self.execute(EXPORT_MANIFEST["note"], id=run, archive=self._archive, consumer_group=group, actor=actor)
 
     def runs(self) -> set[UUID]:
         """Every export on record, of whatever archive."""
-        return set(self.execute(sql.RUNS).scalars())
+        return set(self.execute(EXPORT_MANIFEST["runs"]).scalars())
 
     def roots(self) -> list[str]:
         """Every archive that the ledger has exported to, whatever this transaction's is."""
-        return list(self.execute(sql.ROOTS).scalars())
+        return list(self.execute(EXPORT_MANIFEST["roots"]).scalars())
 
     def add(self, written: Sequence[Written], *, format: str, group: str, run: UUID, actor: str) -> None:  # noqa: A002
         """The commit of these ranges, once the transaction is."""
@@ -116,15 +119,15 @@ class Tx(SchemaConnection):
         for one in written:
             its = one.range
             values = (*its.partition, its.topic_id, its.start, its.end, one.records, one.bytes, one.file, one.sha256)
-            rows.append(dict(zip(sql.WRITTEN, values, strict=True)) | by)
-        self.execute(sql.INSERT, rows)
+            rows.append(dict(zip(_WRITTEN, values, strict=True)) | by)
+        self.execute(EXPORT_MANIFEST["insert"], rows)
 
     def _of(self, partition: Partition, topic_id: UUID) -> dict[str, Any]:
         return {
-            "its_archive": self._archive,
-            "its_topic": partition.topic,
-            "its_topic_id": topic_id,
-            "its_partition": partition.number,
+            "archive": self._archive,
+            "topic": partition.topic,
+            "topic_id": topic_id,
+            "partition": partition.number,
         }
 
 

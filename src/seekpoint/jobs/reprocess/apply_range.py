@@ -22,7 +22,7 @@ from seekpoint.kafka.ranges import Piece, Range, RangeFollower
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import insert_parameters
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import reprocess as sql
+from seekpoint.ledger.sql import REPROCESS
 from seekpoint.ledger.sql.admin import LOCK_ROW
 from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.ledger.tables import reprocess_dead_letter
@@ -134,7 +134,7 @@ class RangeRun:
         """Lock the rows; whether a COMMIT without an answer took effect. Raises ReprocessRefused, GroupPaused."""
         group = scope.execute(SHARE_GROUP).one_or_none()
         row = scope.execute(LOCK_ROW, topic=self._at.topic, partition=self._at.number).one_or_none()
-        now = scope.execute(sql.LOCK_RUN, its_run=self._run.id).one_or_none()
+        now = scope.execute(REPROCESS["lock_run"], run=self._run.id).one_or_none()
         if group is None or row is None or now is None:
             gone = f"group {self._ledger.group!r}, its row of {self._at} or the run is gone"
             raise ReprocessRefused([f"{gone}: make another plan"])
@@ -170,7 +170,7 @@ class RangeRun:
         """Write the records, or dead-letter them all with ``failed``."""
         held = None
         if self._pipeline.keep_key_order:
-            blocked = scope.execute(sql.BLOCKED_KEYS, its_run=self._run.id)
+            blocked = scope.execute(REPROCESS["blocked_keys"], run=self._run.id)
             held = {(self._at.topic, bytes(row.key)): int(row.first) for row in blocked}
         parts = Parts(tx, self._pipeline, held=held)
         for piece in pieces:
@@ -186,14 +186,14 @@ class RangeRun:
         """Store what could not be applied, whole, in the transaction that passes it."""
         if dead_letters:
             ids, own = {self._at.topic: self._run.topic_id}, {"run": self._run.id}
-            scope.execute(sql.INSERT_RUN_DEAD_LETTERS, [_columns(each, ids) | own for each in dead_letters])
+            scope.execute(REPROCESS["insert_run_dead_letters"], [_columns(each, ids) | own for each in dead_letters])
 
     def _advance(self, scope: GroupConnection, start: int, end: int, transaction: str, outcome: Outcome) -> None:
         moved = scope.execute(
-            sql.ADVANCE_RUN,
-            its_run=self._run.id,
-            moving_from=start,
-            moving_to=end,
+            REPROCESS["advance_run"],
+            run=self._run.id,
+            from_offset=start,
+            to_offset=end,
             transaction=transaction,
             applied=outcome.applied,
             failed=len(outcome.dead_letters),

@@ -14,8 +14,7 @@ from seekpoint.jobs.tables.sql_templates import rows
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Position
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import RESETS
-from seekpoint.ledger.sql import reprocess as sql
+from seekpoint.ledger.sql import REPROCESS, RESETS
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.pipeline.sink import Sink
 from seekpoint.records import Partition, State
@@ -103,13 +102,13 @@ def require_old_values(pipeline: Pipeline, topic: str) -> None:
 def last_run(tx: GroupConnection, range_: Range, schema: str | None) -> Row[Any] | None:
     """The newest run over exactly this range, into these tables; None where there is none."""
     return tx.execute(
-        sql.LAST_RUN,
+        REPROCESS["last_run"],
         topic=range_.partition.topic,
         partition=range_.partition.number,
-        its_topic_id=range_.topic_id,
-        its_from=range_.start,
-        its_to=range_.end,
-        its_schema=schema,
+        topic_id=range_.topic_id,
+        from_offset=range_.start,
+        to_offset=range_.end,
+        target_schema=schema,
     ).one_or_none()
 
 
@@ -214,10 +213,10 @@ def left_out(tx: GroupConnection, range_: Range) -> dict[int, State]:
     """The offsets in the range whose records are not applied, by the state of the group's own dead letters."""
     at = range_.partition
     found = tx.execute(
-        sql.LEFT_OUT,
+        REPROCESS["left_out"],
         topic=at.topic,
         partition=at.number,
-        its_topic_id=range_.topic_id,
+        topic_id=range_.topic_id,
         from_offset=range_.start,
         to_offset=range_.end,
     )

@@ -29,8 +29,8 @@ from seekpoint.ledger import Ledger, Position
 from seekpoint.ledger.admin_actions import operator, record_action, required
 from seekpoint.ledger.positions import position, positions_of
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import REPROCESS
 from seekpoint.ledger.sql import admin as admin_sql
-from seekpoint.ledger.sql import reprocess as sql
 from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
@@ -193,28 +193,28 @@ class Reprocess:
             raise ReprocessRefused([f"another run over {plan.range} was begun since the plan was made: look again"])
         require_range(plan.from_offset, plan.to_offset, found.next_offset, plan.log_start, plan.at)
         if last is not None:
-            tx.execute(sql.ABANDON_RUN, its_run=last.id)  # restart; one that is done stays so
+            tx.execute(REPROCESS["abandon_run"], run=last.id)  # restart; one that is done stays so
         return self._insert(tx, plan, reason)
 
     def _insert(self, tx: GroupConnection, plan: ReprocessPlan, reason: str) -> Row[Any]:
         run, said = plan.run, storable(reason)
         tx.execute(
-            sql.INSERT_RUN,
-            its_id=run,
-            its_topic=plan.topic,
-            its_partition=plan.partition,
-            its_topic_id=plan.topic_id,
-            its_from_offset=plan.from_offset,
-            its_to_offset=plan.to_offset,
-            its_next_offset=plan.from_offset,
-            its_target_schema=plan.schema,
-            its_version=self.pipeline.version,
-            its_actor=self.actor,
-            its_reason=said,
+            REPROCESS["insert_run"],
+            id=run,
+            topic=plan.topic,
+            partition=plan.partition,
+            topic_id=plan.topic_id,
+            from_offset=plan.from_offset,
+            to_offset=plan.to_offset,
+            next_offset=plan.from_offset,
+            target_schema=plan.schema,
+            version=self.pipeline.version,
+            actor=self.actor,
+            reason=said,
         )
         span = {"partition": plan.at, "from_offset": plan.from_offset, "to_offset": plan.to_offset}
         record_action(tx, "reprocess", actor=self.actor, reason=f"run {run}: {said}", **span)  # type: ignore[arg-type]
-        return tx.execute(sql.GET_RUN, its_run=run).one()
+        return tx.execute(REPROCESS["get_run"], run=run).one()
 
     def _require(self, group: Row[Any], schema: str | None, *, accept_old_values: bool, topic: str) -> None:
         """Raise unless live tables may be written, where they are."""
@@ -238,8 +238,8 @@ class Reprocess:
 
     def _result(self, run: UUID) -> Reprocessed:
         with self.ledger.begin() as tx:
-            row = tx.execute(sql.GET_RUN, its_run=run).one()
-            dead = tx.execute(sql.RUN_DEAD_LETTERS, its_run=run, most=MOST).all()
+            row = tx.execute(REPROCESS["get_run"], run=run).one()
+            dead = tx.execute(REPROCESS["run_dead_letters"], run=run, most=MOST).all()
         failures = tuple(RunDeadLetter(*tuple(each)) for each in dead)
         span = (row.topic, row.partition, row.from_offset, row.to_offset, row.target_schema)
         return Reprocessed(run, row.consumer_group, *span, row.records, row.dead_letters, failures)

@@ -49,7 +49,11 @@ def arrays(rows: Sequence[Sequence[Any]], *names: str) -> dict[str, list[Any]]:
     return {name: [row[number] for row in rows] for number, name in enumerate(names)}
 
 
+BATCH = load("batch.sql")
+EXPORT_MANIFEST = load("export_manifest.sql")
 FORGET = load("forget.sql")
 PURGE = load("purge.sql")
+REPLAY_REQUEST = load("replay_request.sql")
+REPROCESS = load("reprocess.sql")
 RESETS = load("resets.sql")
 STATUS = load("status.sql")

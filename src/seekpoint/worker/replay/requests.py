@@ -12,7 +12,7 @@ from typing import Any, Literal
 from seekpoint.errors import Fenced, GroupPaused
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.ledger.sql import replay_request as sql
+from seekpoint.ledger.sql import REPLAY_REQUEST
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.session import ConnectionSocket, Session
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_timeout, is_transient, sqlstate
@@ -76,10 +76,12 @@ class RequestedReplays:
         current, owner = self._current, self._ledger.owner
         with self._apart.begin() as tx:
             if current is not None:
-                tx.execute(sql.REQUEST_SEEN, its_id=current.id, its_owner=owner)
-            tx.execute(sql.FAIL_ABANDONED, age=max(LEAST_AGE, ABANDONED * self._interval), its_error=NO_WORKER)
-            tx.execute(sql.FAIL_OUTDATED, its_error=OUTDATED)
-            found = tx.execute(sql.IS_REQUESTED, its_version=self._ledger.version, its_owner=owner).one()
+                tx.execute(REPLAY_REQUEST["request_seen"], id=current.id, owner=owner)
+            tx.execute(
+                REPLAY_REQUEST["fail_abandoned"], age=max(LEAST_AGE, ABANDONED * self._interval), error=NO_WORKER
+            )
+            tx.execute(REPLAY_REQUEST["fail_outdated"], error=OUTDATED)
+            found = tx.execute(REPLAY_REQUEST["is_requested"], version=self._ledger.version, owner=owner).one()
         self._is_requested, self._is_paused = found.is_requested, found.is_paused
         if self._error is not None:
             raise self._error
@@ -138,24 +140,24 @@ class RequestedReplays:
     def _take(self) -> _Request | None:
         """Committed before its first record: one that crashes the process is not replayed at each start."""
         with self._ledger.begin(lock_wait=STORE_WAIT) as tx:
-            parameters = {"its_version": self._ledger.version, "its_owner": self._ledger.owner}
-            row = tx.execute(sql.TAKE_REQUEST, **parameters).one_or_none()
+            parameters = {"version": self._ledger.version, "owner": self._ledger.owner}
+            row = tx.execute(REPLAY_REQUEST["take_request"], **parameters).one_or_none()
         return None if row is None else _Request(self._ledger, row)
 
     def _store(self, request: _Request) -> None:
         """Store how far the request is; then it is in hand no longer if it has ended, was handed back, or was taken."""
         with self._ledger.begin(lock_wait=STORE_WAIT) as tx:
             done = tx.execute(
-                sql.RECORD_REQUEST,
-                its_id=request.id,
-                its_owner=self._ledger.owner,
-                to_state=request.state,
-                its_error=request.error,
-                its_remaining=request.remaining if request.state == "requested" else None,
-                were_replayed=request.replayed,
-                were_failed=request.failed,
-                were_refused=request.refused,
-                its_refusals=request.refusals,
+                REPLAY_REQUEST["record_request"],
+                id=request.id,
+                owner=self._ledger.owner,
+                state=request.state,
+                error=request.error,
+                remaining=request.remaining if request.state == "requested" else None,
+                replayed=request.replayed,
+                failed=request.failed,
+                refused=request.refused,
+                refusals=request.refusals,
             )
         if request.state != "started" or done.rowcount == 0:
             self._current = None

@@ -1,3 +1,0 @@
-SELECT seekpoint.export_manifest.topic, seekpoint.export_manifest.partition, seekpoint.export_manifest.topic_id, seekpoint.export_manifest.from_offset, seekpoint.export_manifest.to_offset, seekpoint.export_manifest.records, seekpoint.export_manifest.bytes, seekpoint.export_manifest.file, seekpoint.export_manifest.sha256, seekpoint.export_manifest.format, seekpoint.export_manifest.consumer_group, seekpoint.export_manifest.run, seekpoint.export_manifest.actor, seekpoint.export_manifest.written_at
-FROM seekpoint.export_manifest
-WHERE seekpoint.export_manifest.archive = %(its_archive)s::VARCHAR ORDER BY seekpoint.export_manifest.topic, seekpoint.export_manifest.topic_id, seekpoint.export_manifest.partition, seekpoint.export_manifest.from_offset;

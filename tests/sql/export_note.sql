@@ -1,1 +1,0 @@
-INSERT INTO seekpoint.export_run (id, archive, consumer_group, actor, began_at) VALUES (%(id)s::UUID, %(archive)s::VARCHAR, %(consumer_group)s::VARCHAR, %(actor)s::VARCHAR, %(began_at)s::TIMESTAMP WITH TIME ZONE);

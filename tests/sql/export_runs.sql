@@ -1,2 +1,0 @@
-SELECT seekpoint.export_run.id
-FROM seekpoint.export_run;

@@ -1,3 +1,0 @@
-SELECT seekpoint.replay_request.id, seekpoint.replay_request.consumer_group, seekpoint.replay_request.version, seekpoint.replay_request.dead_letters, seekpoint.replay_request.state, seekpoint.replay_request.actor, seekpoint.replay_request.reason, seekpoint.replay_request.worker, seekpoint.replay_request.replayed, seekpoint.replay_request.failed, seekpoint.replay_request.refused, seekpoint.replay_request.error, seekpoint.replay_request.requested_at, seekpoint.replay_request.started_at, seekpoint.replay_request.seen_at, seekpoint.replay_request.ended_at, seekpoint.replay_request.remaining, seekpoint.replay_request.refusals
-FROM seekpoint.replay_request
-WHERE seekpoint.replay_request.consumer_group = %(group)s::VARCHAR AND seekpoint.replay_request.id = %(its_id)s::BIGINT;

@@ -1,1 +1,0 @@
-UPDATE seekpoint.replay_request SET seen_at=clock_timestamp() WHERE seekpoint.replay_request.consumer_group = %(group)s::VARCHAR AND seekpoint.replay_request.id = %(its_id)s::BIGINT AND seekpoint.replay_request.state = 'started' AND seekpoint.replay_request.worker = %(its_owner)s::UUID;

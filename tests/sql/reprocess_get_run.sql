@@ -1,3 +1,0 @@
-SELECT seekpoint.reprocess_run.id, seekpoint.reprocess_run.consumer_group, seekpoint.reprocess_run.topic, seekpoint.reprocess_run.partition, seekpoint.reprocess_run.topic_id, seekpoint.reprocess_run.from_offset, seekpoint.reprocess_run.to_offset, seekpoint.reprocess_run.next_offset, seekpoint.reprocess_run.target_schema, seekpoint.reprocess_run.version, seekpoint.reprocess_run.records, seekpoint.reprocess_run.dead_letters, seekpoint.reprocess_run.state, seekpoint.reprocess_run.actor, seekpoint.reprocess_run.reason, seekpoint.reprocess_run.opened_at, seekpoint.reprocess_run.changed_at
-FROM seekpoint.reprocess_run
-WHERE seekpoint.reprocess_run.id = %(its_run)s::UUID;

@@ -245,13 +245,14 @@ class TestOwnRevision:
         with pytest.raises(ConfigError, match="this Alembic keeps its own versions in schema 'ledger'"):
             host.run(command.upgrade, "head", sql=True)
 
-    def test_a_host_that_is_configured_in_pyproject(self, host: Host, engine: Engine) -> None:
+    @pytest.mark.parametrize("name", ["alembic.ini", "pyproject.toml"])
+    def test_a_host_that_is_configured_in_pyproject(self, host: Host, engine: Engine, name: str) -> None:
         host.config()
         ini = host.folder / "alembic.ini"
         ini.unlink()
         location = (host.folder / "alembic").as_posix()
         ini.with_name("pyproject.toml").write_text(f'[tool.alembic]\nscript_location = "{location}"\n')
-        result = CliRunner().invoke(app, ["revision", "--config", str(ini)])
+        result = CliRunner().invoke(app, ["revision", "--config", str(ini.with_name(name))])
         assert result.exit_code == 0, result.output
         host.run(command.upgrade, "head")
         assert_complete(engine)

@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from psycopg.rows import dict_row
 from sqlalchemy import Connection, text
 
 from seekpoint import Append, Batch, Bytes, Json, Ledger, Pipeline, events
 from seekpoint.errors import ConfigError, Fenced, HandlerOutdated, SchemaMismatch
 from seekpoint.events import Observer
 from seekpoint.records import Partition, RawRecord, Span
-from seekpoint.testing import Processed, batch, process, raw, record
+from seekpoint.testing import Processed, batch, kit, process, raw, record
 from support.fixtures import NewEngine
 from support.sink_tables import TOPIC, Ground, orders
 from support.waiting import until
@@ -153,6 +154,29 @@ def test_a_database_without_the_ledger(seekpoint_dsn: str, group: str, new_engin
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[Append("t", columns=["id"])])
     with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"):
         process(pipeline, new_engine(seekpoint_dsn), orders(b"1"), schema="no_such_schema")
+
+
+def test_the_default_schema_without_the_ledger_names_the_fixture(
+    ground: Ground, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kit, "DEFAULT_SCHEMA", "no_such_schema")
+    with pytest.raises(SchemaMismatch, match="in a test, pass schema=seekpoint_schema, the plugin's fixture"):
+        process(pipeline, ground.engine, orders(b"1"), schema="no_such_schema")
+
+
+def test_a_decoded_record_is_refused(ground: Ground, pipeline: Pipeline) -> None:
+    decoded: Any = record({"id": 1}, topic=TOPIC)
+    with pytest.raises(ConfigError, match=r"whose value is a dict: make it with raw\(b'...', topic='orders'\)"):
+        ground.process(pipeline, decoded)
+    assert ground.positions(pipeline) == {}
+
+
+def test_connections_whose_rows_are_no_tuples_are_refused(
+    seekpoint_dsn: str, pipeline: Pipeline, new_engine: NewEngine
+) -> None:
+    engine = new_engine(seekpoint_dsn, connect_args={"row_factory": dict_row})
+    with pytest.raises(ConfigError, match="need tuples; make the engine without row_factory= in connect_args"):
+        process(pipeline, engine, orders(b"1"))
 
 
 def test_a_partition_that_another_session_writes_is_not_awaited_for_ever(ground: Ground, pipeline: Pipeline) -> None:

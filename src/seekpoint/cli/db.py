@@ -132,7 +132,9 @@ def check(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json: A
 @command
 def revision(
     *,
-    config: Annotated[Path, typer.Option("--config", "-c", help="Your alembic.ini.")] = Path("alembic.ini"),
+    config: Annotated[Path, typer.Option("--config", "-c", help="Your alembic.ini, or pyproject.toml.")] = Path(
+        "alembic.ini"
+    ),
     message: Annotated[str, typer.Option("--message", "-m")] = f"seekpoint ledger {ledger_schema.HEAD}",
     head: Annotated[str, typer.Option(help="Revision of yours to follow.")] = "head",
     schema: Schema = DEFAULT_SCHEMA,
@@ -146,7 +148,8 @@ def revision(
 
 def _write_revision(config: Path, message: str, head: str, schema: str, since: str) -> Path:
     ledger_schema.sql(schema=schema, since=since)  # refuses a name or revision before it is in a file
-    host = Config(config, toml_file=config.with_name("pyproject.toml"))
+    ini = None if config.suffix == ".toml" else config
+    host = Config(ini, toml_file=config.with_name("pyproject.toml") if ini else config)
     try:
         scripts = ScriptDirectory.from_config(host)
     except CommandError as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -59,6 +60,20 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             "isolation_level"
         )
     return check_connections(engine)
+
+
+@contextmanager
+def first_connection(engine: Engine) -> Iterator[Connection]:
+    """A connection. Raises ConfigError where SQLAlchemy could not read its rows."""
+    try:
+        connection = engine.connect()
+    except AssertionError as error:  # it has read the server's version by its place in a row
+        raise ConfigError(
+            f"the engine's connections give rows that SQLAlchemy cannot read ({error}): it and Seekpoint need tuples; "
+            "make the engine without row_factory= in connect_args"
+        ) from error
+    with connection:
+        yield connection
 
 
 def apart(engine: Engine) -> Engine:

@@ -12,7 +12,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from sqlalchemy import URL, Engine
 
 from seekpoint import events
-from seekpoint.errors import ConfigError, Fenced, PartitionStopped, RetryLater
+from seekpoint.errors import ConfigError, Fenced, PartitionStopped, RetryLater, SchemaMismatch
 from seekpoint.events import Announcer, Observer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Ledger
@@ -21,7 +21,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import schema_translation
+from seekpoint.postgres.engine import first_connection, schema_translation
 from seekpoint.records import EPOCH, LazyRecords, Partition, RawRecord, Record, Span
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.open_batch import Buffer, OpenBatch
@@ -129,8 +129,7 @@ def process(
         synchronous_commit=pipeline.synchronous_commit,
     )
     try:
-        with ledger.engine.connect() as connection:
-            check(connection, schema)
+        _check_schema(ledger.engine, schema)
         claims = ledger.claim(
             grouped,
             {p.topic: topic_id(p.topic) for p in grouped},
@@ -150,7 +149,23 @@ def process(
             ledger.engine.dispose()  # it was made here
 
 
+def _check_schema(engine: Engine, schema: str) -> None:
+    try:
+        with first_connection(engine) as connection:
+            check(connection, schema)
+    except SchemaMismatch as error:
+        if schema != DEFAULT_SCHEMA:
+            raise
+        raise SchemaMismatch(f"{error}; in a test, pass schema=seekpoint_schema, the plugin's fixture") from None
+
+
 def _grouped(pipeline: Pipeline, records: Sequence[RawRecord]) -> Mapping[Partition, Sequence[RawRecord]]:
+    for one in records:
+        if not isinstance(one.value, bytes | None):
+            raise ConfigError(
+                f"process() takes raw records, as the log has them, got one whose value is a "
+                f"{type(one.value).__name__}: make it with raw(b'...', topic={one.topic!r})"
+            )
     grouped = Batch(records).by_partition()
     for partition, found in grouped.items():
         if partition.topic not in pipeline.topics:

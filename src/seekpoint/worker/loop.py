@@ -33,6 +33,7 @@ from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.postgres import pooler
 from seekpoint.postgres.backoff import Backoff
+from seekpoint.postgres.engine import first_connection
 from seekpoint.postgres.sqlstates import is_transient, is_transient_at_start
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.postgres.work_while_waiting import Work
@@ -196,7 +197,7 @@ class Loop:
 
     def _check(self) -> None:
         """Check everything that can be wrong before the first record; each error is one sentence."""
-        with self._ledger.engine.connect() as connection:
+        with first_connection(self._ledger.engine) as connection:
             check(connection, self._ledger.schema)
             if (found := pooler.detect(connection)) is not None:
                 self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from time import monotonic
@@ -23,6 +23,8 @@ from seekpoint.errors import ConfigError
 from seekpoint.records import Failure, Partition, Span, State, error_attribute, one_line
 
 logger = logging.getLogger("seekpoint.events")
+
+MOST_KINDS = 10_000  # of which it is known when they were logged
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -53,7 +55,11 @@ class Event:
 
     def as_fields(self) -> dict[str, Any]:
         """Its fields as plain values (texts, numbers, lists, dicts), for logs and other systems."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name != "at"}
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.repr}
+
+    def log_kind(self) -> Hashable | None:
+        """What has one log line in ``log_pause`` seconds; None where each event has one."""
+        return type(self).__name__ if self.log_pause else None
 
 
 def _plain(value: Any) -> Any:  # noqa: PLR0911 -- one case per kind
@@ -400,14 +406,23 @@ class Bisecting(Event):
 
 
 class DeadLettered(Event):
-    """A record was passed without being applied: it is a dead letter, committed with its batch (I4)."""
+    """A record was passed without being applied: it is a dead letter, committed with its batch (I4).
+
+    Records that are blocked behind their key are logged once a minute for each key.
+    """
 
     level = logging.WARNING
+    log_pause = 60.0
     text = "{partition} at offset {offset}: {state}, {failure}"
     partition: Partition
     offset: int
     state: State
     failure: Failure
+    key: bytes | None = field(default=None, repr=False, compare=False)
+
+    def log_kind(self) -> Hashable | None:
+        """The key of a blocked record; each other dead letter has a log line."""
+        return (self.partition, self.key) if self.state is State.BLOCKED else None
 
 
 class SingleRecordAttempt(Event):
@@ -584,7 +599,7 @@ class Announcer:
     def __init__(self, observers: Sequence[Observer] = (), *, group: str = "") -> None:
         self._observers, self._group = checked(observers), group
         self._has_ended = False
-        self._logged: dict[type[Event], float] = {}  # when one of this kind was logged last
+        self._logged: dict[Hashable, float] = {}  # when one of this kind was logged last
 
     def end(self, event: Event) -> None:
         """Announce this as the last event: later ones, of a thread that was given up, are dropped."""
@@ -614,10 +629,12 @@ class Announcer:
         logger.log(level, "%s%s", f"{group}: " if group else "", event, exc_info=error, extra=extra)
 
     def _is_due(self, event: Event) -> bool:
-        kind, now = type(event), event.at
-        if not kind.log_pause:
+        if (kind := event.log_kind()) is None:
             return True
-        if (last := self._logged.get(kind)) is not None and now - last < kind.log_pause:
+        now, last = event.at, self._logged.get(kind)
+        if last is not None and now - last < event.log_pause:
             return False
+        if len(self._logged) >= MOST_KINDS:
+            self._logged.clear()  # there may be millions of keys
         self._logged[kind] = now
         return True

@@ -11,7 +11,7 @@ import pytest
 from seekpoint import Pipeline, Text, Worker, events
 from seekpoint.errors import ConfigError, DeclarationDiffers, OffsetLost
 from seekpoint.events import Announcer, Event
-from seekpoint.records import Cause, Failure, Partition, Span
+from seekpoint.records import Cause, Failure, Partition, Span, State
 from support.failures import for_each
 from support.public_kinds import EVENTS
 
@@ -46,6 +46,28 @@ def test_observers_get_every_event_in_order_the_earlier_observer_first() -> None
     announce.add(lambda e: seen.append(("third", e)))
     announce(two)
     assert seen == [("first", one), ("second", one), ("first", two), ("second", two), ("third", two)]
+
+
+def blocked(offset: int, key: bytes, at: float, state: State = State.BLOCKED) -> Event:
+    failure = Failure(Cause.BLOCKED, "an earlier record of its key is a dead letter", attempts=0)
+    return events.DeadLettered(
+        partition=Partition("orders", 0), offset=offset, state=state, failure=failure, key=key, at=at
+    )
+
+
+def test_blocked_records_have_a_log_line_a_minute_for_each_key(caplog: pytest.LogCaptureFixture) -> None:
+    """Observers get each, and each dead letter that is not blocked has its line. No key is in the log."""
+    caplog.set_level(logging.WARNING)
+    seen: list[Event] = []
+    announce = Announcer([seen.append])
+    for offset, at in enumerate((0.0, 1.0, 59.0, 60.0, 61.0)):
+        announce(blocked(offset, b"secret-a", at))
+    announce(blocked(5, b"secret-b", 61.0))
+    for offset in (6, 7):
+        announce(blocked(offset, b"secret-a", 61.0, State.DEAD_LETTERED))
+    assert [record.offset for record in caplog.records] == [0, 3, 5, 6, 7]  # type: ignore[attr-defined]  # extra=
+    assert len(seen) == 8
+    assert "secret" not in caplog.text + repr(seen)
 
 
 def test_an_observer_that_raises_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:

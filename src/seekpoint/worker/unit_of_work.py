@@ -346,6 +346,7 @@ class Committer:
                     offset=at.offset,
                     state=aside.state,
                     failure=aside.failure,
+                    key=at.key,
                 )
             )
 

@@ -18,6 +18,7 @@ from seekpoint.admin import admin as seekpoint_admin
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced
 from seekpoint.kafka.commits import Commit
 from support.command import seekpoint
+from support.failures import check_each
 from support.kafka_postgres import Scene
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
@@ -434,28 +435,31 @@ def test_retention_has_removed_what_is_wanted(scene: Scene, stopped: str) -> Non
     assert row.reason == "ticket 88 (retention has removed [3, 8): not read again)"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--all-topics", "--to-offset", "99"], "99 is past the end of the log"),
-        (["--all-topics", "--to-datetime", "2026-01-01T00:00"], "say in which zone"),
-        (["--all-topics", "--to-datetime", "noon"], "takes a time with its zone"),
-        (["--all-topics", "--by-duration", "P9999999999D"], "nothing is so old"),
-        (["--all-topics", "--to-offset", "3", "--out", "/no/such/folder/plan"], "cannot be written"),
-        (["--all-topics", "--by-duration", "long"], "--by-duration takes a length of time"),
-        (["--topic", "nowhere", "--to-earliest"], "has no stored offset for topic 'nowhere'; its topics are"),
-        (["--topic", "{topic}:7", "--to-earliest"], "/7; the partitions that it has are 0"),
-        (["--topic", "a:b", "--to-earliest"], "--topic takes a topic"),
-        (["--to-earliest"], "say which partitions"),
-        (["--all-topics"], "give one target"),
-        (["--all-topics", "--to-earliest", "--to-latest"], "one target, not --to-earliest and --to-latest"),
-        (["--all-topics", "--to-group", "nobody"], "has no group 'nobody'; it knows"),
-        (["--plan", "/nowhere"], "cannot be read"),
-    ],
-)
-def test_wrong_usage_exits_with_2(scene: Scene, stopped: str, words: list[str], said: str) -> None:
-    assert said in reset(scene, *(word.format(topic=stopped) for word in words), exits=2).stderr
-    assert scene.positions() == {(stopped, 0): 10}
+WRONG_USAGE = [
+    (["--all-topics", "--to-offset", "99"], "99 is past the end of the log"),
+    (["--all-topics", "--to-datetime", "2026-01-01T00:00"], "say in which zone"),
+    (["--all-topics", "--to-datetime", "noon"], "takes a time with its zone"),
+    (["--all-topics", "--by-duration", "P9999999999D"], "nothing is so old"),
+    (["--all-topics", "--to-offset", "3", "--out", "/no/such/folder/plan"], "cannot be written"),
+    (["--all-topics", "--by-duration", "long"], "--by-duration takes a length of time"),
+    (["--topic", "nowhere", "--to-earliest"], "has no stored offset for topic 'nowhere'; its topics are"),
+    (["--topic", "{topic}:7", "--to-earliest"], "/7; the partitions that it has are 0"),
+    (["--topic", "a:b", "--to-earliest"], "--topic takes a topic"),
+    (["--to-earliest"], "say which partitions"),
+    (["--all-topics"], "give one target"),
+    (["--all-topics", "--to-earliest", "--to-latest"], "one target, not --to-earliest and --to-latest"),
+    (["--all-topics", "--to-group", "nobody"], "has no group 'nobody'; it knows"),
+    (["--plan", "/nowhere"], "cannot be read"),
+]
+
+
+def test_wrong_usage_exits_with_2(scene: Scene, stopped: str) -> None:
+    def check(case: tuple[list[str], str]) -> None:
+        words, said = case
+        assert said in reset(scene, *(word.format(topic=stopped) for word in words), exits=2).stderr
+        assert scene.positions() == {(stopped, 0): 10}
+
+    check_each(WRONG_USAGE, check)
 
 
 def test_without_brokers_what_needs_none_is_planned(

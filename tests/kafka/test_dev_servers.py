@@ -53,6 +53,7 @@ def test_postgres_is_as_durable_as_in_production(own_postgres: PostgresServer) -
     assert own_postgres.describe().startswith("PostgreSQL ")
 
 
+@pytest.mark.repeats("how")
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_postgres_comes_back_with_what_was_committed(own_postgres: PostgresServer, how: str) -> None:
     before = own_postgres.pid

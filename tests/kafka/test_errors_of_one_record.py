@@ -121,6 +121,7 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(scene: Scen
     scene.book.assert_holds(name, [*others, *stored])
 
 
+@pytest.mark.repeats("value")
 @pytest.mark.parametrize("value", ["bad", "fail 1"])
 def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_records(scene: Scene, value: str) -> None:
     """I4: the error of the program has ended the attempt. With other records it is classified by that error."""

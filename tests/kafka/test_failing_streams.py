@@ -139,6 +139,7 @@ def failing_on(road: str, stubborn: Stubborn) -> list[Kind]:
     return [k for k in kinds if road != "values alone" or "key" not in k.name]
 
 
+@pytest.mark.repeats("policy")
 @pytest.mark.parametrize("policy", [OnPoison.DEAD_LETTER, OnPoison.SKIP])
 @pytest.mark.parametrize("road", EVERY)
 def test_all_kinds_in_one_stream(

@@ -46,6 +46,7 @@ def test_making_a_worker_does_no_io_and_its_repr_hides_the_password() -> None:
 # -- a process of its own -------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats("number")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(scene: Scene, number: int) -> None:
     name, stored = scene.log(100, 2)

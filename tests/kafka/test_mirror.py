@@ -118,6 +118,7 @@ def test_a_worker_that_has_drained_leaves_its_last_positions(scene: Scene) -> No
     assert offsets(scene) == scene.positions() == {Partition(name, 0): 15, Partition(name, 1): 10}
 
 
+@pytest.mark.repeats("when")
 @pytest.mark.parametrize("when", ["after_commit", "before_commit"])
 def test_kafka_is_never_ahead_of_a_commit_that_was_not_answered(scene: Scene, proxy: PostgresProxy, when: Any) -> None:
     name, stored = scene.log(10)

@@ -64,6 +64,7 @@ def transactions_of(scene: Scene) -> list[int]:
     return [row.pid for row in found]
 
 
+@pytest.mark.repeats("before")
 @pytest.mark.parametrize("before", [0, 100], ids=["first batch", "later"])
 def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, new_engine: NewEngine, before: int) -> None:
     name, stored = scene.log(before)

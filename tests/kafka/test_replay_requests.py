@@ -135,6 +135,7 @@ def test_a_partition_is_taken_while_its_dead_letter_is_replayed(requests: Reques
     assert requests.depot.applied() == [0, 3, 1, 2, 4]
 
 
+@pytest.mark.repeats("how")
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_i2_nothing_is_replayed_by_a_worker_that_was_given_up(requests: Requests, how: str) -> None:
     """Its handler comes back after StopTimeout; neither its rows nor its error are stored, and the request fails."""

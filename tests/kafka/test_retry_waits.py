@@ -181,6 +181,7 @@ def test_records_after_a_delayed_one_are_read_once_and_bounded(scene: Scene, pro
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.repeats("delay")
 @pytest.mark.parametrize("delay", [None, 1])
 def test_many_partitions_that_fail_at_once_each_keep_their_own_schedule(scene: Scene, delay: int | None) -> None:
     name = scene.topic(6)

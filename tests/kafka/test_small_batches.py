@@ -135,6 +135,7 @@ def test_a_backend_that_is_terminated_is_replaced(scene: Scene, step: type[event
     small.finish()
 
 
+@pytest.mark.repeats("step")
 @pytest.mark.parametrize("step", [events.BatchOpened, events.Advanced])
 def test_postgres_is_away(scene_on: Callable[..., Scene], own_postgres: PostgresServer, step: Any) -> None:
     """I1: before the first trip, and while COMMIT is sent."""

@@ -86,6 +86,7 @@ def test_a_ledger_that_is_there_already_is_refused_too(engine: Engine, encoding:
     schema.downgrade(engine)
 
 
+@pytest.mark.repeats("name")
 @pytest.mark.parametrize("name", ["seekpoint", 'my "ledger"'])
 def test_a_newer_revision_that_is_marked_as_compatible_is_accepted(engine: Engine, name: str) -> None:
     """Services that share a ledger are upgraded one after the other; the mark is of that revision alone."""

@@ -51,6 +51,7 @@ def test_the_url_as_an_option_wins_over_the_environment(database_url: str) -> No
     assert result.exit_code == 0
 
 
+@pytest.mark.repeats("scheme")
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"])
 def test_any_postgres_url_is_understood(database_url: str, scheme: str) -> None:
     rest = database_url.split("://", 1)[1]

@@ -134,6 +134,7 @@ def test_a_failed_upgrade_leaves_none_of_its_tables(engine: Engine) -> None:
     assert made(engine) == OURS, "and the next one starts afresh, in the same process"
 
 
+@pytest.mark.repeats("level")
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
 def test_an_engine_of_any_isolation_level_will_do(database_url: str, level: str) -> None:
     engine = create_engine(database_url, isolation_level=level, poolclass=NullPool)

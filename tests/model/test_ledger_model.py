@@ -125,6 +125,7 @@ def test_a_slow_variant_does_no_harm_but_has_a_price(name: str) -> None:
     assert any(step.endswith(CAUSE.get(name, "")) for step in found.history), found.history
 
 
+@pytest.mark.repeats("name")
 @pytest.mark.parametrize("name", ["no token", "counter as token"])
 def test_a_reload_needs_the_token_even_where_no_topic_is_recreated(name: str) -> None:
     found = explore(LONE._replace(recreations=0, broken=frozenset([name])))

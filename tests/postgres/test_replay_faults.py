@@ -135,6 +135,7 @@ depot.redrive("killed").replay(what["id"])
 """
 
 
+@pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", ["handler", "closed"])
 def test_an_operator_killed_in_mid_replay(depot: Depot, at: str) -> None:
     """I1: nothing of it remains, and the next one applies it once."""

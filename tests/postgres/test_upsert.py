@@ -709,6 +709,7 @@ def test_values_alone_tombstones_between_and_the_audit_is_a_query(ground: Ground
 BAD_VALUES: dict[str, Any] = {"CHECK": -1, "overflow": 2**31, "no number": "seven", "NUL": "a\0b", "FOREIGN KEY": 999}
 
 
+@pytest.mark.repeats("seed")
 @pytest.mark.parametrize("seed", range(8))
 def test_bad_rows_among_many_are_dead_lettered(ground: Ground, group: str, seed: int) -> None:
     """New keys, repeated keys and tombstones, in large transactions: the table is what the good records say."""

@@ -31,6 +31,7 @@ from support.plans import (
 
 ROWS = 10_000
 COUNTS = (6, 1_000)
+_OTHER_STATISTICS = pytest.mark.long("other statistics of the same table")
 NAMES = (
     "HOLD",
     "HOLD_17",
@@ -59,8 +60,12 @@ FILL = """
 
 @pytest.fixture(
     scope="module",
-    params=[(ROWS, True), (ROWS, False), (1_000, True), (1_000, False)],
-    ids=["one group, analyzed", "one group, never analyzed", "ten groups, analyzed", "ten groups, never analyzed"],
+    params=[
+        pytest.param((ROWS, True), id="one group, analyzed"),
+        pytest.param((ROWS, False), id="one group, never analyzed", marks=_OTHER_STATISTICS),
+        pytest.param((1_000, True), id="ten groups, analyzed", marks=_OTHER_STATISTICS),
+        pytest.param((1_000, False), id="ten groups, never analyzed"),
+    ],
 )
 def crowd(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Filled]:
     """10,000 rows in random order, of which the group ``g`` has ``ours``; analyzed or not, and never by autovacuum."""

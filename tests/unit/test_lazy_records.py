@@ -63,6 +63,7 @@ def messages(draw: st.DrawFn) -> list[Any]:
     return [make(n, draw(st.sampled_from(["a", "b"]))) for n in range(draw(st.integers(0, 5)))]
 
 
+@pytest.mark.repeats("often")
 @pytest.mark.parametrize("often", [700, 100_000], ids=["collected often", "collected rarely"])
 @given(given_=messages())
 def test_they_are_what_the_messages_say(given_: list[Any], often: int) -> None:

@@ -80,6 +80,7 @@ def test_few_deletes_are_no_matter(full: Shop) -> None:
 # -- other tables --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats("action")
 @pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
 def test_a_delete_that_others_refer_to_with_an_action_is_refused(shop: Shop, action: str) -> None:
     shop.execute(CHILDREN % f"ON DELETE {action}")
@@ -151,6 +152,7 @@ def test_a_merge_that_deletes_nothing_needs_no_leave(shop: Shop) -> None:
     assert shop.execute("SELECT id, order_id FROM {schema}.items") == [(1, 7)]
 
 
+@pytest.mark.repeats("is_late")
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_change_that_others_refer_to_with_an_action_is_refused(shop: Shop, is_late: bool) -> None:
     records = [of(n, 2 * n + 1) for n in range(40)]
@@ -251,6 +253,7 @@ def test_the_wait_for_the_workers_counts(full: Shop, pauses: list[int], strategy
     assert full.rows() == doubled(RECORDS)
 
 
+@pytest.mark.repeats("deferred")
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_statement_takes_no_longer_than_what_is_left(
     full: Shop, monkeypatch: pytest.MonkeyPatch, deferred: bool
@@ -380,6 +383,7 @@ def exchanging(shop: Shop, version: int) -> Any:
     return made
 
 
+@pytest.mark.repeats("deferrable")
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_rows_that_exchange_a_unique_value(shop: Shop, deferrable: bool) -> None:
     """A constraint that can be deferred is; else the run stays open, and names what can publish it."""

@@ -131,6 +131,7 @@ def test_open_dead_letters_and_other_strategies_are_refused(shop: Shop, topic: C
     assert shop.rows() == doubled([of(1, 1)], by=1)
 
 
+@pytest.mark.repeats("is_late")
 @pytest.mark.parametrize("is_late", [False, True])
 def test_rows_whose_records_are_gone_are_not_deleted(shop: Shop, topic: Callable[..., str], is_late: bool) -> None:
     """As after a compaction: the table has rows of records that the log has no more. Verify names them."""

@@ -176,6 +176,7 @@ def test_keys_that_only_the_old_code_touched_are_found(shop: Shop) -> None:
     assert shop.rows() == sorted([(n + 1000, 8 if n == 3 else n, 0) for n in range(20)] + [(1500, 1, 0)])
 
 
+@pytest.mark.repeats("by")
 @pytest.mark.parametrize("by", [1, 2])
 def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> None:
     """The tombstones come after the difference, which has these rows (``by`` 2) or not. The new code ignores them."""

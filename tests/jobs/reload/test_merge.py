@@ -74,6 +74,7 @@ CREATE TABLE {schema}.orders_high PARTITION OF {schema}.orders FOR VALUES FROM (
 """
 
 
+@pytest.mark.repeats("child", "parent")
 @pytest.mark.parametrize(("child", "parent"), [("orders", "orders"), ("orders_low", "orders_high")])
 def test_a_row_that_referred_to_a_deleted_one_of_its_table_stays(shop: Shop, child: str, parent: str) -> None:
     """It is changed before that one is deleted, or the key's ON DELETE CASCADE would delete it, too."""
@@ -93,6 +94,7 @@ def test_a_row_that_referred_to_a_deleted_one_of_its_table_stays(shop: Shop, chi
 # -- a row that comes hides none that is gone --------------------------------------------------------------------
 
 
+@pytest.mark.repeats("amount")
 @pytest.mark.parametrize("amount", [0, 1])  # twice nothing is the same: then 7 is not in the difference
 def test_a_key_that_becomes_null_does_not_hide_the_row_that_is_gone(shop: Shop, amount: int) -> None:
     shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_pkey, ALTER id DROP NOT NULL")
@@ -115,6 +117,7 @@ def test_a_row_that_was_extra_does_not_hide_one_that_is_gone(shop: Shop) -> None
     assert shop.rows() == doubled(records)
 
 
+@pytest.mark.repeats("amount")
 @pytest.mark.parametrize("amount", [0, 1])
 def test_a_row_inserted_after_the_check_does_not_hide_a_deleted_one(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, amount: int

@@ -384,6 +384,7 @@ class Model:
             self.forgotten = False
 
 
+@pytest.mark.repeats("seed")
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_pauses_commits_and_forgetting(desk: Desks, seed: int) -> None:
     """I1..I5: each step does what a model says; no record is applied twice or lost."""

@@ -443,6 +443,7 @@ COMMENT ON COLUMN seekpoint.position_sample.log_end IS 'after the last record th
 CREATE VIEW seekpoint.lag AS
 SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.record_time, o.owner,
        w.host, w.pid, o.stop_kind, o.stop_offset, o.stopped_at, coalesce(d.dead_letters, 0) AS dead_letters,
+       coalesce(d.blocked, 0) AS blocked,
        s.at AS sampled_at, statement_timestamp() - s.at AS sample_age, s.log_start, s.log_end,
        fresh.lag AS lag_records,
        CASE WHEN fresh.lag = 0 THEN 0
@@ -460,7 +461,9 @@ SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.
 FROM seekpoint.partition_offset o
 LEFT JOIN seekpoint.worker w ON w.owner = o.owner
 LEFT JOIN (
-    SELECT consumer_group, topic, partition, count(*) AS dead_letters FROM seekpoint.dead_letter
+    SELECT consumer_group, topic, partition, count(*) AS dead_letters,
+           count(*) FILTER (WHERE state = 'blocked') AS blocked
+    FROM seekpoint.dead_letter
     WHERE state IN ('dead_lettered', 'blocked') GROUP BY consumer_group, topic, partition
 ) d ON d.consumer_group = o.consumer_group AND d.topic = o.topic AND d.partition = o.partition
 LEFT JOIN LATERAL (
@@ -506,6 +509,7 @@ SELECT g.name AS consumer_group, g.version, g.paused, g.paused_by, g.paused_reas
        CASE WHEN count(l.lag_seconds) = count(l.topic) THEN max(l.lag_seconds) END AS lag_seconds,
        min(l.headroom_records) AS headroom_records, min(l.headroom_seconds) AS headroom_seconds,
        max(l.sample_age) AS sample_age, coalesce(sum(l.dead_letters), 0)::bigint AS dead_letters,
+       coalesce(sum(l.blocked), 0)::bigint AS blocked,
        max(l.committed_at) AS committed_at,
        coalesce(max(seen.workers), 0) AS workers
 FROM seekpoint.consumer_group g LEFT JOIN seekpoint.lag l ON l.consumer_group = g.name

@@ -17,8 +17,12 @@ from sqlalchemy import Engine, text
 from typer.testing import Result
 
 from seekpoint import Ledger
+from seekpoint.admin import Admin
+from seekpoint.metrics import LedgerGauges, Samples, catalogue
 from seekpoint.testing import raw
+from seekpoint.web import create_app, present
 from seekpoint.worker.replay.requests import RequestedReplays
+from support.browser import LOCAL, Browser
 from support.command import seekpoint
 from support.dead_letter_group import TOPIC, Depot, orders
 from support.failures import for_each
@@ -519,3 +523,28 @@ def test_nothing_in_a_dead_letter_reaches_the_terminal_raw(terminal: Terminal) -
     refused = terminal.run("dead-letters", "discard", str(one.id), "--reason", "x", exits=1).output
     assert "by \\x1b]0;owned" in refused
     assert not {"\x1b", "\x07", "\u202e"} & set(refused)
+
+
+# -- what was passed and is in no lag ----------------------------------------------------------------------
+
+
+def test_blocked_records_are_counted_apart_everywhere(terminal: Terminal) -> None:
+    """The lag does not count them: they were passed."""
+    park(terminal)
+    (line,) = terminal.json("status", "g")
+    assert (line["dead_letters"], line["blocked"]) == (3, 1)
+    waits = (
+        "orders/0: 3 records that the lag does not count are not applied: 2 dead letters, and 1 blocked behind their"
+    )
+    assert waits in " ".join(terminal.run("status", "g").stdout.split())
+    engine, schema = terminal.depot.engine, terminal.depot.schema
+    samples = Samples()
+    LedgerGauges(engine, schema=schema).add_to(samples)
+    at = ("g", TOPIC, "0")
+    assert (samples.of(catalogue.DEAD_LETTERS_OPEN), samples.of(catalogue.BLOCKED)) == ({at: 3}, {at: 1})
+    admin = Admin(engine, schema=schema)
+    ((group,), _), ((summary,), _) = admin.status(["g"]), admin.groups()
+    assert present.dead_letters(group.partitions[0]) == present.dead_letters(summary) == "3 (1 blocked)"
+    with Browser(create_app(admin), base_url=LOCAL, client=("127.0.0.1", 50_000)) as browser:
+        for page in ("", "group?group=g", f"partition?group=g&topic={TOPIC}&partition=0"):
+            assert "3 (1 blocked)" in browser.get(f"/{page}").text

@@ -65,7 +65,8 @@ class PartitionStatus:
 
     ``lag`` is None, too, where the position is past ``end``. ``lag_seconds`` is how old the next record is,
     ``headroom`` the records from the log's start to the position; None: not known. ``is_sampled``: these numbers are
-    as of ``sampled_at``, as no broker was asked, or none has answered.
+    as of ``sampled_at``, as no broker was asked, or none has answered. ``dead_letters`` are the open ones: records that
+    were passed without being applied, and are in no lag; ``blocked`` of them are blocked behind their key.
     """
 
     position: Position
@@ -81,6 +82,7 @@ class PartitionStatus:
     sample_age: timedelta | None = None
     is_sampled: bool = False
     owned: bool = False
+    blocked: int = 0
 
     @property
     def age(self) -> timedelta | None:
@@ -168,7 +170,7 @@ def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
     who = (log.sampled_at, log.host, log.pid, log.dead_letters, log.sample_age)
     lag = lag_of(log, {})
     numbers = (lag.end, lag.lag, lag.lag_seconds, lag.headroom, lag.headroom_seconds)
-    return PartitionStatus(at, *numbers, *who, lag.is_sampled, owned=log.owned)
+    return PartitionStatus(at, *numbers, *who, lag.is_sampled, owned=log.owned, blocked=log.blocked)
 
 
 def _worker(row: Row[Any]) -> WorkerStatus:

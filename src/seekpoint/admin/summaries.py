@@ -23,6 +23,7 @@ class GroupSummary:
     """One group in a line; ``lag`` and ``lag_seconds`` are None where one partition's is not known.
 
     ``age`` is how old the oldest sample is that lag and headroom are of; None where they are of now, or not known.
+    ``blocked`` of the open dead letters are blocked behind their key.
     """
 
     name: str
@@ -39,6 +40,7 @@ class GroupSummary:
     dead_letters: int
     committed_at: datetime | None
     age: timedelta | None = None
+    blocked: int = 0
 
 
 def summaries(tx: SchemaConnection) -> list[GroupSummary]:
@@ -59,6 +61,7 @@ def summaries(tx: SchemaConnection) -> list[GroupSummary]:
             row.dead_letters,
             row.committed_at,
             None if row.lag_records is None and row.headroom_records is None else row.sample_age,
+            row.blocked,
         )
         for row in tx.execute(STATUS["group_status"])
     ]

@@ -207,6 +207,7 @@ class Line:
             "worker": None if self.worker is None else {"state": self.worker.state, "trouble": self.worker.trouble},
             "committed_at": stored.committed_at,
             "dead_letters": at.dead_letters,
+            "blocked": at.blocked,
             "retry": None if retry is None else retry.as_dict(),
             "stop": None
             if stop is None
@@ -245,8 +246,14 @@ class Line:
 
     @property
     def waits(self) -> Iterator[str]:
-        """What it waits for by itself."""
+        """What it waits for by itself, and records that it has passed and that wait for a decision."""
         stored, retry = self.at.position, RetryStatus.of(self.at.position)
+        if self.at.blocked:
+            yield (
+                f"{plain(stored.partition.topic)}/{stored.partition.number}: {self.at.dead_letters:,} records that the "
+                f"lag does not count are not applied: {self.at.dead_letters - self.at.blocked:,} dead letters, and "
+                f"{self.at.blocked:,} blocked behind their keys"
+            )
         if retry is not None and not retry.has_stopped:
             yield retry.sentence(self.group.name)
         if stored.suspect_end is not None:

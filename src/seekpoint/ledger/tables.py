@@ -442,6 +442,7 @@ lag = Table(
     *_optional(committed_at=DateTime(timezone=True), record_time=DateTime(timezone=True)),
     *_optional(owner=Uuid, host=Text, pid=Integer),
     *_optional(stop_kind=Text, stop_offset=BigInteger, stopped_at=DateTime(timezone=True), dead_letters=BigInteger),
+    *_optional(blocked=BigInteger),
     *_optional(sampled_at=DateTime(timezone=True), sample_age=Interval, log_start=BigInteger, log_end=BigInteger),
     *_optional(lag_records=BigInteger, lag_seconds=Double, headroom_records=BigInteger, headroom_seconds=Double),
     *_optional(owned=Boolean),
@@ -454,6 +455,7 @@ group_status = Table(
     *_optional(consumer_group=Text, version=Integer, paused=Boolean, paused_by=Text, paused_reason=Text),
     *_optional(partitions=BigInteger, owned=BigInteger, stopped=BigInteger, unknown_lag=BigInteger),
     *_optional(lag_records=BigInteger, lag_seconds=Double, headroom_records=BigInteger, headroom_seconds=Double),
-    *_optional(sample_age=Interval, dead_letters=BigInteger, committed_at=DateTime(timezone=True), workers=BigInteger),
+    *_optional(sample_age=Interval, dead_letters=BigInteger, blocked=BigInteger),
+    *_optional(committed_at=DateTime(timezone=True), workers=BigInteger),
 )
 VIEWS = (lag, group_status)

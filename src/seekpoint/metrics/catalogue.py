@@ -142,6 +142,9 @@ OWNED = _gauge(
     "partition_owned", _PARTITION, "1: a worker that was seen in the last minute has the partition.", _LEDGER, "min"
 )
 DEAD_LETTERS_OPEN = _gauge("dead_letters_open", _PARTITION, "Dead letters that wait for a decision.", _LEDGER)
+BLOCKED = _gauge(
+    "dead_letters_blocked", _PARTITION, "Of the open dead letters, those that are blocked behind their key.", _LEDGER
+)
 PAUSED = _gauge("paused", _GROUP, "1: an operator has paused the group.", _LEDGER, "max")
 WORKERS = _gauge("workers", _GROUP, "Workers that were seen in the last minute.", _LEDGER)
 RELOAD_SILENT = _gauge(

@@ -110,6 +110,7 @@ def _add_partition(samples: Samples, row: Row[Any], lag: Lag) -> None:
     samples.add_at(of.SAMPLE_AGE, None if row.sample_age is None else row.sample_age.total_seconds(), group, at)
     samples.add_at(of.OWNED, row.owned, group, at)
     samples.add_at(of.DEAD_LETTERS_OPEN, row.dead_letters, group, at)
+    samples.add_at(of.BLOCKED, row.blocked, group, at)
     if row.stop_kind is not None:
         samples.add_at(of.STOPPED, 1, group, at, row.stop_kind)
     if row.committed_at is not None:

@@ -281,6 +281,7 @@ def _totals(group: GroupStatus) -> SimpleNamespace:
         headroom_seconds=total(lambda at: at.headroom_seconds, min),
         headroom=total(lambda at: at.headroom, min),
         dead_letters=sum(at.dead_letters for at in group.partitions),
+        blocked=sum(at.blocked for at in group.partitions),
         stopped=sum(at.position.stop is not None for at in group.partitions),
         age=max((at.age for at in group.partitions if at.age is not None), default=None),
     )

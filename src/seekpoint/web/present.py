@@ -172,6 +172,11 @@ def headroom(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
     return age(line.headroom_seconds)
 
 
+def dead_letters(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
+    """Open ones, and how many of them are blocked behind their key."""
+    return f"{line.dead_letters:,}" + (f" ({line.blocked:,} blocked)" if line.blocked else "")
+
+
 def number(value: float | None) -> str:
     """With a comma between thousands; a dash where it is not known."""
     return NOT_KNOWN if value is None else f"{value:,.0f}"

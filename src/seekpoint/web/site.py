@@ -32,7 +32,7 @@ _templates.filters.update(octets=present.octets, cut=present.cut, header_name=pr
 _templates.globals.update(
     query=lambda **given: urlencode({k: v for k, v in given.items() if v is not None}), choices_of=present.choices_of
 )
-_templates.filters.update(headroom=present.headroom)
+_templates.filters.update(headroom=present.headroom, dead_letters=present.dead_letters)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ SCRIPTS = (
     "support.batch_process",
     "support.export_process",
     "support.reprocess_process",
+    "support.replace_process",
     "support.cli_process",
 )
 _SIZE = 1 << 20

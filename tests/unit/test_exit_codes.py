@@ -42,6 +42,7 @@ WITH_DATABASE = {
     "groups forget": ["g"],
     "groups list": [],
     "groups pause": ["g"],
+    "groups replace": ["g", "--by", "h"],
     "groups resume": ["g"],
     "lost accept": ["g", "t:0", *BROKERS],
     "lost list": [],

@@ -61,6 +61,7 @@ COMMANDS = {
     "groups forget": "tests/postgres/ledger/test_forget.py::test_a_group_is_forgotten_and_comes_back_at_its_offsets",
     "groups list": f"{OPERATORS}::test_groups_are_listed",
     "groups pause": f"{OPERATORS}::test_a_pause_is_a_plan_first",
+    "groups replace": "tests/kafka/test_replace.py::test_a_newer_handler_takes_the_groups_place",
     "groups resume": f"{OPERATORS}::test_a_pause_is_a_plan_first",
     "lost accept": f"{LOSSES}::test_a_running_worker_resumes",
     "lost list": f"{LOSSES}::test_a_running_worker_resumes",

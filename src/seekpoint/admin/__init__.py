@@ -12,6 +12,8 @@ from seekpoint.admin.pauses import PausePlan
 from seekpoint.admin.purges import PurgePlan
 from seekpoint.admin.record_in_log import RecordInFront
 from seekpoint.admin.reloads import ReloadStatus, TableDifferences
+from seekpoint.admin.replace import Replaced, ReplaceResult
+from seekpoint.admin.replace_plan import ReplacePlan
 from seekpoint.admin.replay_requests import ReplayPlan, ReplayRequest
 from seekpoint.admin.reset_plan import Reset, ResetDone, ResetPlan, ResetResult
 from seekpoint.admin.reset_to import ResetTo
@@ -57,6 +59,9 @@ __all__ = [
     "PurgePlan",
     "RecordInFront",
     "ReloadStatus",
+    "ReplacePlan",
+    "ReplaceResult",
+    "Replaced",
     "ReplayPlan",
     "ReplayRequest",
     "Replayed",

@@ -35,6 +35,8 @@ from seekpoint.admin.plan_resets import plan_reset
 from seekpoint.admin.purges import APPLIED, PurgePlan, apply_purge, plan_purge
 from seekpoint.admin.record_in_log import RecordInFront, record_in_front
 from seekpoint.admin.reloads import ReloadStatus, reloads
+from seekpoint.admin.replace import Progress, ReplaceResult, replace_group
+from seekpoint.admin.replace_plan import ReplacePlan, plan_replace
 from seekpoint.admin.replay_requests import ReplayPlan, ReplayRequest, plan_replay, read_request, request_replay
 from seekpoint.admin.reset_plan import ResetPlan, ResetResult
 from seekpoint.admin.reset_to import ResetTo
@@ -154,6 +156,40 @@ class Admin:
     def plan_undo_forget(self, group: str) -> ForgetPlan:
         """A plan to put a forgotten group's positions back, paused. Raises ConfigError for an unknown group."""
         return plan_undo(self._ledger(group))
+
+    def plan_replace(self, group: str, *, by: str) -> ReplacePlan:
+        """A plan to let the group ``by`` take the place of ``group``, with its tables and positions.
+
+        Raises ConfigError for unknown groups; GroupForgotten; and Fenced with every reason why it cannot be.
+        """
+        return plan_replace(self._ledger(group), by)
+
+    def replace_group(
+        self,
+        plan: ReplacePlan,
+        *,
+        reason: str,
+        actor: str | None = None,
+        wait: float = 60.0,
+        accept_differences: bool = False,
+        progress: Progress | None = None,
+    ) -> ReplaceResult:
+        """Carry out a plan to replace a group; repeated after a crash, it completes what was begun.
+
+        Waits at most ``wait`` seconds until the new group has passed the old one's positions (NotApplied), and calls
+        ``progress`` with what it waits for, and how many records are done, of how many. The old group is paused for the
+        last ones, and resumed if it is not replaced. Raises Fenced where the groups are no longer as they were when
+        the plan was made, and for open dead letters and retries that only one of them has, without
+        ``accept_differences``; ConfigError without a reason.
+        """
+        return replace_group(
+            self._ledger(plan.group),
+            plan,
+            By.of(actor, reason),
+            wait=wait,
+            accept_differences=accept_differences,
+            progress=progress,
+        )
 
     def plan_purge(self, group: str, older_than: timedelta, states: Collection[State] = APPLIED) -> PurgePlan:
         """A plan to delete dead letters that were closed longer ago: those whose records were applied later.

@@ -1,4 +1,4 @@
-"""``seekpoint groups``: list them, pause one, resume it, forget it."""
+"""``seekpoint groups``: list them, pause one, resume it, replace it, forget it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from seekpoint.admin import Admin, ForgetPlan, ForgetResult, GroupSummary, PausePlan
+from seekpoint.admin import Admin, ForgetPlan, ForgetResult, GroupSummary, PausePlan, ReplacePlan, ReplaceResult
 from seekpoint.cli.errors import plain
 from seekpoint.cli.options import (
     Actor,
@@ -19,16 +19,17 @@ from seekpoint.cli.options import (
     KafkaOptions,
     LedgerOptions,
     Reason,
+    ago,
     command,
     require_brokers,
     require_reason,
 )
 from seekpoint.cli.output import answer, numbered, print_table
-from seekpoint.cli.progress_bar import ago_of, lasting
+from seekpoint.cli.progress_bar import Shown, ago_of, lasting
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
 
-app = typer.Typer(help="List groups; pause one, resume it, forget it.", no_args_is_help=True)
+app = typer.Typer(help="List groups; pause one, resume it, replace it, forget it.", no_args_is_help=True)
 
 NUMERIC = ("version", "partitions", "owned", "workers", "lag", "lag time", "headroom", "stopped", "dead letters")
 
@@ -85,6 +86,66 @@ def resume(
 ) -> None:
     """Let the workers of a paused group continue at the stored offsets. Without --apply nothing is done."""
     _carry_out(group, ledger, paused=False, apply=apply, reason=reason, actor=actor)
+
+
+@app.command("replace", no_args_is_help=True)
+@command
+def replace(
+    group: Group,
+    *,
+    by: Annotated[str, typer.Option("--by", metavar="GROUP", help="The group that runs the newer handler.")],
+    wait: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to wait until it has passed the positions: 60s, 2h.")
+    ] = "60s",
+    accept_differences: Annotated[
+        bool, typer.Option("--accept-differences", help="Also with open dead letters or retries that only one has.")
+    ] = False,
+    apply: Apply = False,
+    reason: Reason = None,
+    actor: Actor = None,
+    ledger: LedgerOptions,
+) -> None:
+    """Replace a group's tables and positions by those of another group, which runs a newer handler beside it.
+
+    It is waited for, then GROUP is paused, the last records are waited for, and tables, positions and dead letters are
+    exchanged in one transaction. Workers of the newer handler continue under the name GROUP; the other group is paused.
+    Without --apply nothing is done. Where the command was killed, repeat it, or undo the pause with `groups resume`.
+    Exits with 1 where the groups do not allow it, or the wait has ended.
+    """
+    require_reason(apply, reason)
+    seconds = ago(wait, "--wait").total_seconds()
+    admin = Admin(ledger.engine(), schema=ledger.schema)
+    plan, result = admin.plan_replace(group, by=by), None
+    if apply and not plan.is_done:
+        with Shown(as_json=ledger.as_json) as progress:
+            result = admin.replace_group(
+                plan,
+                reason=reason or "",
+                actor=actor,
+                wait=seconds,
+                accept_differences=accept_differences,
+                progress=progress,
+            )
+    answer(
+        asdict(plan) | {"applied": result is not None, "result": None if result is None else asdict(result)},
+        *_replace_lines(plan, result),
+        as_json=ledger.as_json,
+    )
+
+
+def _replace_lines(plan: ReplacePlan, result: ReplaceResult | None) -> list[str]:
+    if plan.is_done:
+        return [f"{plan.by} has replaced {plan.group}, and is paused; nothing to do"]
+    if result is None:
+        said = [f"  - {each}" for each in plan.consequences]
+        differ = [f"  - only with --accept-differences: {each}" for each in plan.differences]
+        return [f"would replace {plan.group} by {plan.by}:", *said, *differ, "dry run; --apply does it"]
+    waited = "" if result.seconds is None else f", after a pause of {lasting(result.seconds)}"
+    runs = f"its workers of version {plan.version_to} continue{waited}" if result.resumed else "it stays paused"
+    return [
+        f"{plan.by} has replaced {plan.group}, which is at handler version {plan.version_to}: {runs}",
+        f"{plan.by} is paused: forget it, and drop its tables, once {plan.group} is well",
+    ]
 
 
 @app.command("forget", no_args_is_help=True)

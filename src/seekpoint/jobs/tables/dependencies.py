@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection, text
 
+from seekpoint.admin.table_dependants import DEPENDANTS
 from seekpoint.jobs.tables.constraints import ForeignKey, foreign_keys
 from seekpoint.jobs.tables.staging_schema import UNLOGGED
 from seekpoint.jobs.tables.targets import Target
@@ -14,12 +15,9 @@ from seekpoint.sinks.catalog import quoted
 DDL_WAIT = 300  # milliseconds for the lock of a swap: sessions that queue after this one wait as long
 
 
-# From the catalogs alone: the view pg_publication_tables fails where a publication is dropped meanwhile.
 _TIES = text(
-    """
-    SELECT 'view ' || CAST(CAST(r.ev_class AS regclass) AS text) AS what
-    FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
-    WHERE d.classid = CAST('pg_rewrite' AS regclass) AND d.refobjid = to_regclass(:name) AND r.ev_class <> d.refobjid
+    f"""
+    {DEPENDANTS}
     UNION SELECT 'foreign key ' || conname FROM pg_constraint
     WHERE contype = 'f' AND to_regclass(:name) IN (conrelid, confrelid)
     UNION SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal
@@ -38,24 +36,10 @@ _TIES = text(
     UNION SELECT 'sequence ' || CAST(CAST(objid AS regclass) AS text) FROM pg_depend
     WHERE refobjid = to_regclass(:name) AND classid = CAST('pg_class' AS regclass) AND deptype IN ('a', 'i')
           AND EXISTS (SELECT FROM pg_class c WHERE c.oid = objid AND c.relkind = 'S')
-    UNION SELECT 'publication ' || p.pubname
-    FROM pg_publication p, (SELECT to_regclass(:name) UNION SELECT pg_partition_ancestors(to_regclass(:name))) own (oid)
-    JOIN pg_class c USING (oid)
-    WHERE p.puballtables AND c.relpersistence = 'p'
-          OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid)
-          OR EXISTS (SELECT FROM pg_publication_namespace n WHERE n.pnpubid = p.oid AND n.pnnspid = c.relnamespace)
-    UNION SELECT pg_describe_object(d.classid, d.objid, 0)
-    FROM pg_class c JOIN pg_type t ON t.oid = c.reltype
-    JOIN pg_depend d ON (d.refclassid = CAST('pg_class' AS regclass) AND d.refobjid = c.oid)
-         OR (d.refclassid = CAST('pg_type' AS regclass) AND d.refobjid IN (t.oid, t.typarray))
-    WHERE c.oid = to_regclass(:name) AND d.deptype = 'n' AND d.classid IN (
-          CAST('pg_proc' AS regclass), CAST('pg_policy' AS regclass), CAST('pg_class' AS regclass))
     UNION SELECT 'grants of columns' FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attacl IS NOT NULL
     UNION SELECT 'statistics ' || stxname FROM pg_statistic_ext WHERE stxrelid = to_regclass(:name)
-    UNION SELECT 'partitions' FROM pg_class WHERE oid = to_regclass(:name) AND relkind = 'p'
-    UNION SELECT 'inheritance' FROM pg_inherits WHERE to_regclass(:name) IN (inhrelid, inhparent)
     ORDER BY what
-    """
+    """  # noqa: S608 -- a constant
 )
 
 

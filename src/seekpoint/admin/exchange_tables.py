@@ -1,0 +1,91 @@
+"""The tables of two groups: which of them are pairs, what is against their exchange, and the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from secrets import token_hex
+
+from psycopg import sql as ident
+from sqlalchemy import Connection, text
+
+from seekpoint.admin.table_dependants import Path, dependants, missing_properties
+from seekpoint.sinks.copy import driver_of
+
+TABLE_WAIT = "300ms"  # for the lock of a table: sessions that queue after this one wait as long
+
+_PATHS = text(
+    """
+    SELECT n.nspname, c.relname, c.relkind, n.nspname || '.' || c.relname AS name,
+           pg_has_role(c.relowner, 'USAGE') AS owned, has_schema_privilege(n.oid, 'CREATE') AS creates
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname || '.' || c.relname = ANY(:names) AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+    ORDER BY name
+    """
+)
+_MAY_CREATE = text("SELECT has_database_privilege(current_database(), 'CREATE')")
+
+
+def pairs(connection: Connection, old: set[str], new: set[str]) -> dict[Path, Path] | list[str]:
+    """The tables of one name, in their order; or why they are no pairs."""
+    reasons = [f"both write {name}: run the new group in a schema of its own" for name in sorted(old & new)]
+    found = {row.name: row for row in connection.execute(_PATHS, {"names": sorted(old | new)})}
+    reasons += [f"there is no table {name}" for name in sorted((old | new) - found.keys())]
+    by_name: tuple[dict[str, Path], dict[str, Path]] = {}, {}
+    for side, names in zip(by_name, (old, new), strict=True):
+        for row in (found[name] for name in sorted(names & found.keys())):
+            if row.relname in side:
+                reasons.append(f"{row.name} and {'.'.join(side[row.relname])} have one name in two schemas")
+            side[row.relname] = (row.nspname, row.relname)
+    live, successors = by_name
+    for these, those, who in ((live, successors, "old"), (successors, live, "new")):
+        reasons += [
+            f"only the {who} group declares a table {name!r} ({'.'.join(these[name])}): both must write tables of the "
+            "same names"
+            for name in sorted(these.keys() - those.keys())
+        ]
+    if not old or not new:
+        reasons.append("a pipeline that has not declared its tables cannot be replaced: name them in writes=")
+    return reasons or {live[name]: successors[name] for name in sorted(live)}
+
+
+def obstacles(connection: Connection, tables: Mapping[Path, Path]) -> Iterator[str]:
+    """Why this login cannot exchange the tables, and what would be broken by it."""
+    together = [*tables, *tables.values()]
+    for row in connection.execute(_PATHS, {"names": [".".join(path) for path in together]}):
+        if row.relkind != "r":
+            yield f"{row.name} is not an ordinary table"
+        if not row.owned:
+            yield f"{row.name} has an owner that this login is not a member of"
+        if not row.creates:
+            yield f"this login may not create tables in the schema of {row.name}"
+    if not connection.execute(_MAY_CREATE).scalar_one():
+        yield "this login may not create the schema through which tables are exchanged: GRANT CREATE ON DATABASE"
+    for path in together:
+        for what in dependants(connection, path, together):
+            yield f"{'.'.join(path)} has {what}, which would follow it to the other schema: drop that first"
+    for live, successor in tables.items():
+        for what in missing_properties(connection, live, successor):
+            yield f"{'.'.join(live)} has {what}, and {'.'.join(successor)} has not: make it there, too"
+
+
+def exchange_tables(connection: Connection, tables: Mapping[Path, Path]) -> None:
+    """Exchange the schemas of the two tables of each pair; indexes, constraints and owned sequences go along.
+
+    Through a schema for the moment, because indexes of both may have one name.
+    """
+    driver = driver_of(connection)
+
+    def run(statement: str, **names: Path | tuple[str]) -> None:
+        driver.execute(ident.SQL(statement).format(**{key: ident.Identifier(*name) for key, name in names.items()}))
+
+    driver.execute(ident.SQL("SET LOCAL lock_timeout = {}").format(ident.Literal(TABLE_WAIT)))
+    for path in sorted([*tables, *tables.values()]):
+        run("LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", table=path)
+    between = f"seekpoint_replace_{token_hex(6)}"
+    run("CREATE SCHEMA {between}", between=(between,))
+    for live, successor in tables.items():
+        (here, name), (there, _) = live, successor
+        run("ALTER TABLE {table} SET SCHEMA {between}", table=live, between=(between,))
+        run("ALTER TABLE {table} SET SCHEMA {here}", table=successor, here=(here,))
+        run("ALTER TABLE {table} SET SCHEMA {there}", table=(between, name), there=(there,))
+    run("DROP SCHEMA {between}", between=(between,))

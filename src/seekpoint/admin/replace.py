@@ -1,0 +1,275 @@
+"""A group takes the place of another: it is waited for, then tables and positions are exchanged in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from shlex import quote
+from time import monotonic, sleep
+
+import psycopg
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from seekpoint.admin.by import By
+from seekpoint.admin.exchange_tables import exchange_tables
+from seekpoint.admin.replace_plan import (
+    PAUSES,
+    Pair,
+    ReplacePlan,
+    accept_by,
+    differences,
+    last_moves,
+    pauser_of_new,
+    pauser_of_old,
+    read_pair,
+    require_replaceable,
+)
+from seekpoint.errors import Fenced, NotApplied
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import REPLACE, RESETS
+from seekpoint.ledger.sql import admin as admin_sql
+from seekpoint.postgres.backoff import retried
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from seekpoint.records import Partition
+
+POLL = 0.1  # seconds between two looks at positions
+
+Progress = Callable[[str, int, int], object]
+"""Called with what is waited for, and records that are done, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A position before and after the replacement."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    to_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceResult:
+    """What a replacement did: the group's positions, in their order, and whether its workers may continue.
+
+    ``seconds`` is how long the group was paused, None where an operator or an earlier run had paused it.
+    """
+
+    positions: tuple[Replaced, ...]
+    resumed: bool
+    seconds: float | None = None
+
+
+def replace_group(
+    ledger: Ledger, plan: ReplacePlan, by: By, *, wait: float, accept_differences: bool, progress: Progress | None
+) -> ReplaceResult:
+    """Carry the plan out; see :meth:`seekpoint.admin.Admin.replace_group`."""
+    replacement = _Replacement(ledger, plan, by, accept_differences, progress or (lambda *_: None))
+    try:
+        return replacement.run(monotonic() + wait)
+    except (OperationalError, psycopg.OperationalError) as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        names = ", ".join(name for pair in plan.tables for name in pair)
+        raise Fenced(
+            f"another session has locked a position of {plan.group} or {plan.by}, or one of {names}, for long: nothing "
+            "was exchanged; end its transaction, and try again"
+        ) from error
+
+
+class _Replacement:
+    def __init__(self, ledger: Ledger, plan: ReplacePlan, by: By, accept_differences: bool, progress: Progress) -> None:
+        self.ledger, self.plan, self.by = ledger, plan, by
+        self.accept_differences, self.progress = accept_differences, progress
+        self.pauser = pauser_of_old(plan.by)
+        self.result: ReplaceResult | None = None
+
+    def run(self, deadline: float) -> ReplaceResult:
+        """The old group is paused for the last records alone, and resumed where it is not replaced."""
+        self._require_replaceable()
+        self._wait(deadline)
+        self._require_replaceable()  # what can be refused by now is refused before the live group waits
+        began = monotonic()
+        pause = self._pause()
+        try:
+            self._wait(deadline, pause)
+            # After a COMMIT without an answer, too: the next try sees what the ledger has.
+            result = retried(partial(self._exchange, pause))
+        except BaseException as error:
+            self._resume(pause, error)
+            raise
+        if self.plan.was_paused or pause.was_paused:
+            return result
+        return ReplaceResult(result.positions, result.resumed, monotonic() - began)
+
+    # -- until the new group is there ------------------------------------------------------------------------------
+
+    def _wait(self, deadline: float, pause: _Pause | None = None) -> None:
+        """Until the new group has passed the old one's positions: of now, or, once that is paused, its last ones."""
+        goal: dict[Partition, int] | None = None
+        first: int | None = None
+        what = f"{self.plan.by} catches up" if pause is None else f"{self.plan.by} passes the last records"
+        while True:
+            with self.ledger.begin() as tx:
+                pair = read_pair(tx, self.plan.by)
+                if pair.is_done:
+                    return
+                if pause is not None:
+                    _require_pause(tx, pair, pause)
+            goal = {at: row.next_offset for at, row in pair.old_rows.items()} if goal is None else goal
+            behind = pair.behind(goal)
+            left = sum(behind.values())
+            first = left if first is None else first
+            self.progress(what, first - left, first)
+            if not behind:
+                return
+            if monotonic() > deadline:
+                raise self._too_late(pair, goal, behind)
+            sleep(POLL)
+
+    def _too_late(self, pair: Pair, goal: Mapping[Partition, int], behind: Mapping[Partition, int]) -> NotApplied:
+        at, row = next(iter(behind)), pair.new_rows.get(next(iter(behind)))
+        why = (
+            f"{pair.new.name} is paused by {pair.new.paused_by or 'unknown'}"
+            if pair.new.paused
+            else (f"see seekpoint status {quote(pair.new.name)}")
+        )
+        return NotApplied(
+            at,
+            goal[at] - 1,
+            None if row is None else row.next_offset,
+            f"{pair.new.name} has not passed the positions of {pair.old.name} in time, and nothing was exchanged: it "
+            f"is {sum(behind.values()):,} records before them in {len(behind)} partitions ({why}); wait for longer "
+            "(--wait, replace_group(plan, wait=...))",
+        )
+
+    def _require_replaceable(self) -> None:
+        with self.ledger.begin() as tx:
+            pair = read_pair(tx, self.plan.by)
+            if not pair.is_done:
+                require_replaceable(tx, pair)
+                self._require_as_planned(tx, pair)
+
+    def _require_as_planned(self, tx: GroupConnection, pair: Pair) -> None:
+        """Raise Fenced where a position was reset since the plan was made, and for differences not accepted."""
+        if last_moves(tx, pair) != self.plan.last_moves:
+            raise Fenced(
+                f"{pair.old.name} or {pair.new.name} was reset or forgotten since the plan was made: nothing was "
+                "exchanged; make another plan"
+            )
+        if not self.accept_differences and (found := list(differences(tx, pair))):
+            raise Fenced(f"{'; '.join(found)}: nothing was exchanged; {accept_by(self.plan)}")
+
+    # -- the pause ---------------------------------------------------------------------------------------------------
+
+    def _pause(self) -> _Pause:
+        """Pause the old group, which fences its workers (I5); one that an operator has paused is left as it is."""
+        with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
+            row = tx.execute(admin_sql.LOCK_GROUP).one()
+            if row.paused:
+                is_ours = row.paused_by == self.pauser
+                if not (is_ours or self.plan.was_paused):
+                    raise Fenced(
+                        f"{row.name} was paused by {row.paused_by} since the plan was made: nothing was exchanged; "
+                        "make another plan"
+                    )
+                return _Pause(row.paused_by, _last_pause(tx), is_ours=is_ours, was_paused=True)
+            tx.execute(admin_sql.PAUSE_GROUP, to_paused=True, reason=self.by.reason, actor=self.pauser)
+            tx.execute(admin_sql.REDRAW)
+            record_action(tx, "pause", actor=self.by.actor, reason=f"{self.pauser}: {self.by.reason}")
+            return _Pause(self.pauser, _last_pause(tx), is_ours=True, was_paused=False)
+
+    def _resume(self, pause: _Pause, error: BaseException) -> None:
+        """Let the old group continue with its own tables, unless another operator has acted on it."""
+        if not pause.is_ours:
+            return
+        try:
+            with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
+                row = tx.execute(admin_sql.LOCK_GROUP).one()
+                if (row.paused, _last_pause(tx)) != (True, pause.id):
+                    return
+                tx.execute(admin_sql.PAUSE_GROUP, to_paused=False, reason=None, actor=None)
+                tx.execute(admin_sql.REDRAW)
+                record_action(tx, "resume", actor=self.by.actor, reason=f"it is not replaced by {self.plan.by} now")
+        except SQLAlchemyError as failure:
+            error.add_note(
+                f"{self.plan.group} may still be paused, because it could not be resumed ({failure}): repeat the "
+                "command, which completes the replacement, or undo the pause: seekpoint groups resume "
+                f"{quote(self.plan.group)} --apply --reason WHY"
+            )
+
+    # -- the exchange ------------------------------------------------------------------------------------------------
+
+    def _exchange(self, pause: _Pause) -> ReplaceResult:
+        with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
+            # Waits for open batches of both groups, and for an earlier try whose COMMIT had no answer.
+            pair = read_pair(tx, self.plan.by, locked=True)
+            if pair.is_done:
+                return self.result or ReplaceResult((), resumed=not pair.old.paused)
+            _require_pause(tx, pair, pause)
+            if behind := sum(pair.behind().values()):
+                missing = f"{pair.new.name} is {behind:,} records before the positions of {pair.old.name}"
+                raise Fenced(f"{missing}: nothing was exchanged")
+            tables = require_replaceable(tx, pair)
+            self._require_as_planned(tx, pair)
+            names = {"old_group": pair.old.name, "new_group": pair.new.name}
+            tx.execute(REPLACE["exchange_positions"], **names)
+            for statement in (
+                REPLACE["dead_letters_aside"],
+                REPLACE["dead_letters_to_new"],
+                REPLACE["dead_letters_to_old"],
+            ):
+                tx.execute(statement, **names)
+            tx.execute(REPLACE["exchange_losses"], **names)
+            exchange_tables(tx.connection, tables)
+            self.result = self._record(tx, pair, resumed=pause.is_ours)
+        return self.result
+
+    def _record(self, tx: GroupConnection, pair: Pair, *, resumed: bool) -> ReplaceResult:
+        """Give the old group the new one's handler version, leave the new one paused, and record both."""
+        new = GroupConnection(tx.connection, tx.schema, pair.new.name)
+        why, version = self.by.reason, pair.new.version
+        paused = (None, None) if resumed else (pair.old.paused_by, pair.old.paused_reason)
+        tx.execute(REPLACE["set_group"], to_version=version, to_paused=not resumed, actor=paused[0], reason=paused[1])
+        new.execute(
+            REPLACE["set_group"], to_version=version, to_paused=True, actor=pauser_of_new(pair.old.name), reason=why
+        )
+        positions = tuple(
+            Replaced(at.topic, at.number, row.next_offset, pair.new_rows[at].next_offset)
+            for at, row in pair.old_rows.items()
+        )
+        record_action(tx, "replace", actor=self.by.actor, reason=f"by {pair.new.name}: {why}")
+        for each in positions:
+            record_action(
+                tx, "replace", actor=self.by.actor, reason=f"by {pair.new.name}: {why}",
+                partition=Partition(each.topic, each.partition), from_offset=each.from_offset, to_offset=each.to_offset,
+            )  # fmt: skip
+        if resumed:
+            record_action(tx, "resume", actor=self.by.actor, reason=f"replaced by {pair.new.name}")
+        record_action(new, "replace", actor=self.by.actor, reason=f"of {pair.old.name}: {why}")
+        record_action(new, "pause", actor=self.by.actor, reason=f"{pauser_of_new(pair.old.name)}: {why}")
+        return ReplaceResult(positions, resumed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    """The pause of the old group under which it is replaced: by whom, and its id on record."""
+
+    by: str | None
+    id: int | None
+    is_ours: bool
+    was_paused: bool
+
+
+def _last_pause(tx: GroupConnection) -> int | None:
+    last: int | None = tx.execute(RESETS["last_action"], actions=PAUSES).scalar_one()
+    return last
+
+
+def _require_pause(tx: GroupConnection, pair: Pair, pause: _Pause) -> None:
+    if (pair.old.paused, pair.old.paused_by, _last_pause(tx)) != (True, pause.by, pause.id):
+        now = f"paused by {pair.old.paused_by}" if pair.old.paused else "not paused"
+        raise Fenced(f"{pair.old.name} was paused or resumed meanwhile, and is {now}: nothing was exchanged")

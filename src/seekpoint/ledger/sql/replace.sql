@@ -1,0 +1,130 @@
+-- One group takes the place of another, with its tables: what is compared, the locks of both, and the exchange.
+
+-- name: groups
+SELECT name, cluster_id, version, paused, paused_by, paused_reason, forgotten
+FROM seekpoint.consumer_group
+WHERE name IN (%(old_group)s, %(new_group)s)
+ORDER BY name;
+
+-- name: positions
+SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, attempt_offset, attempts, stop_kind,
+       stop_offset
+FROM seekpoint.partition_offset
+WHERE consumer_group IN (%(old_group)s, %(new_group)s)
+ORDER BY consumer_group, topic, partition;
+
+-- name: lock_groups
+-- The order of all locks: groups by name, then their positions. Not FOR UPDATE, which would shut out the foreign key's
+-- own lock of a worker that inserts a dead letter.
+SELECT name, cluster_id, version, paused, paused_by, paused_reason, forgotten
+FROM seekpoint.consumer_group
+WHERE name IN (%(old_group)s, %(new_group)s)
+ORDER BY name
+FOR NO KEY UPDATE;
+
+-- name: lock_positions
+-- Waits for the open batches of both groups: what is read is final (I2).
+SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, attempt_offset, attempts, stop_kind,
+       stop_offset
+FROM seekpoint.partition_offset
+WHERE consumer_group IN (%(old_group)s, %(new_group)s)
+ORDER BY consumer_group, topic, partition
+FOR NO KEY UPDATE;
+
+-- name: tables
+-- Of all groups: a third one may write a table of the two.
+SELECT consumer_group, topic, tables FROM seekpoint.group_topic ORDER BY consumer_group, topic;
+
+-- name: dead_letters_of_one
+-- The open dead letters that only one of the groups has, in the order of their records.
+SELECT letter.consumer_group, letter.id, letter.topic, letter.partition, letter.record_offset
+FROM seekpoint.dead_letter AS letter
+WHERE letter.consumer_group IN (%(old_group)s, %(new_group)s)
+  AND letter.state IN ('dead_lettered', 'blocked')
+  AND NOT EXISTS (
+      SELECT
+      FROM seekpoint.dead_letter AS same
+      WHERE same.consumer_group = CASE letter.consumer_group WHEN %(old_group)s THEN %(new_group)s ELSE %(old_group)s END
+        AND same.topic_id = letter.topic_id
+        AND same.partition = letter.partition
+        AND same.record_offset = letter.record_offset
+        AND same.state IN ('dead_lettered', 'blocked'))
+ORDER BY letter.consumer_group, letter.topic, letter.partition, letter.record_offset;
+
+-- name: open_work
+-- What writes rows or dead letters in the name of a group besides its workers, and has not ended.
+SELECT consumer_group, 'request' AS kind, id::text AS id
+FROM seekpoint.replay_request
+WHERE consumer_group IN (%(old_group)s, %(new_group)s) AND state IN ('requested', 'started')
+UNION ALL
+SELECT consumer_group, 'reprocess', id::text
+FROM seekpoint.reprocess_run
+WHERE consumer_group IN (%(old_group)s, %(new_group)s) AND state = 'open'
+UNION ALL
+SELECT named.name, run.strategy, run.id::text
+FROM seekpoint.reload_run AS run
+CROSS JOIN LATERAL unnest(run.groups) AS named (name)
+WHERE named.name IN (%(old_group)s, %(new_group)s)
+  AND run.state NOT IN ('verified', 'cut_over', 'aborted', 'failed');
+
+-- name: exchange_positions
+-- Each position goes with the tables whose rows it accounts for (I1). Attempts and stops are a handler's: the record at
+-- the position is tried again. New tokens: a worker of either group has written tables that are elsewhere now (I5).
+UPDATE seekpoint.partition_offset AS own
+SET first_offset = other.first_offset,
+    next_offset = other.next_offset,
+    leader_epoch = other.leader_epoch,
+    committed_at = other.committed_at,
+    record_time = other.record_time,
+    token = gen_random_uuid(),
+    epoch = own.epoch + 1,
+    unreleased_claims = 0,
+    attempt_offset = NULL,
+    attempts = 0,
+    attempt_crashes = 0,
+    attempt_running = false,
+    attempt_error = NULL,
+    retry_at = NULL,
+    attempts_allowed = NULL,
+    attempt_policy = NULL,
+    suspect_end = NULL,
+    suspect_part_end = NULL,
+    suspect_running = false,
+    stop_kind = NULL,
+    stop_offset = NULL,
+    stop_message = NULL,
+    stop_choices = NULL,
+    stopped_at = NULL,
+    stop_log_end = NULL
+FROM seekpoint.partition_offset AS other
+WHERE own.consumer_group IN (%(old_group)s, %(new_group)s)
+  AND other.consumer_group = CASE own.consumer_group WHEN %(old_group)s THEN %(new_group)s ELSE %(old_group)s END
+  AND other.topic = own.topic
+  AND other.partition = own.partition;
+
+-- name: dead_letters_aside
+-- Dead letters go with the tables that lack their records (I4). In three statements, because both groups may have one
+-- of the same record, and a unique key is checked row by row: meanwhile those of the new group are at partitions below 0.
+UPDATE seekpoint.dead_letter SET partition = -1 - partition WHERE consumer_group = %(new_group)s;
+
+-- name: dead_letters_to_new
+UPDATE seekpoint.dead_letter SET consumer_group = %(new_group)s WHERE consumer_group = %(old_group)s;
+
+-- name: dead_letters_to_old
+UPDATE seekpoint.dead_letter
+SET consumer_group = %(old_group)s, partition = -1 - partition
+WHERE consumer_group = %(new_group)s AND partition < 0;
+
+-- name: exchange_losses
+UPDATE seekpoint.lost_range
+SET consumer_group = CASE consumer_group WHEN %(old_group)s THEN %(new_group)s ELSE %(old_group)s END
+WHERE consumer_group IN (%(old_group)s, %(new_group)s);
+
+-- name: set_group
+-- To pause it, or to let its workers continue, at a handler version.
+UPDATE seekpoint.consumer_group
+SET version = %(to_version)s,
+    paused = %(to_paused)s,
+    paused_by = %(actor)s::text,
+    paused_reason = %(reason)s::text
+WHERE name = %(group)s;

@@ -1,0 +1,147 @@
+"""Two groups that read one topic into tables of the same names, each into its schema: one is to replace the other.
+
+The rows say which version of the handler wrote them. A record that is applied twice is two entries, and counts twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from seekpoint import Batch, Limits, Pipeline, Poison, Text, Worker
+from seekpoint.admin import Admin, ReplacePlan, ReplaceResult
+from support.events import Run
+from support.kafka_postgres import PROTOCOLS, Scene
+
+KAFKA = PROTOCOLS["cooperative"]  # a killed member is missed after three seconds
+OFTEN = Limits(idle_check=0.1, lag_check=0.1)
+OLD, NEW = 1, 2  # handler versions
+TABLES = """
+    CREATE TABLE {0}.entries (
+        n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, partition int NOT NULL, "offset" bigint NOT NULL,
+        version int NOT NULL
+    );
+    CREATE TABLE {0}.totals (partition int PRIMARY KEY, records bigint NOT NULL)
+"""
+
+
+def handler(version: int) -> Any:
+    """What this version writes. A value that begins with ``bad`` and its number is poison to it."""
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        records = list(batch)
+        if bad := [each for each in records if each.value.startswith(f"bad {version}")]:
+            raise Poison("a test", *bad)
+        rows = [{"partition": each.partition, "offset": each.offset, "version": version} for each in records]
+        tx.execute(
+            text('INSERT INTO entries (partition, "offset", version) VALUES (:partition, :offset, :version)'), rows
+        )
+        tx.execute(
+            text(
+                "INSERT INTO totals VALUES (:partition, :records) ON CONFLICT (partition) DO UPDATE SET "
+                "records = totals.records + excluded.records"
+            ),
+            [{"partition": at, "records": n} for at, n in sorted(Counter(each.partition for each in records).items())],
+        )
+
+    return handle
+
+
+def pipeline(group: str, topic: str, version: int) -> Pipeline:
+    return Pipeline(
+        group, topics=topic, value=Text(), handle=handler(version), writes=["entries", "totals"], version=version,
+        on_poison="dead_letter",
+    )  # fmt: skip
+
+
+def engine_into(dsn: str, schema: str) -> Engine:
+    """An engine whose sessions find the tables in this schema."""
+    return create_engine(dsn, connect_args={"options": f"-c search_path={schema}"})
+
+
+class Replacement:
+    """A scene with two groups: the scene's own writes ``live``, the other one ``next``."""
+
+    def __init__(self, scene: Scene, live: str, following: str, partitions: int = 2) -> None:
+        self.scene, self.live, self.next = scene, live, following
+        self.old, self.new = scene.group, f"{scene.group}-2"
+        self.topic = scene.topic(partitions)
+        self.partitions = partitions
+        self.engines = {schema: engine_into(scene.dsn, schema) for schema in (live, following)}
+        self.admin = Admin(scene.engine, schema=scene.schema)
+
+    def worker(self, group: str, version: int) -> Run:
+        """A worker of the group, on a thread."""
+        schema = self.live if group == self.old else self.next
+        made = pipeline(group, self.topic, version)
+        return self.scene.worker(made, engine=self.engines[schema], limits=OFTEN)
+
+    def process(self, group: str, version: int) -> Mapping[str, Any]:
+        """A worker of the group as the parameters of a process."""
+        schema = self.live if group == self.old else self.next
+        what = {"role": "worker", "dsn": self.scene.dsn, "schema": self.scene.schema, "group": group}
+        kafka = {"bootstrap.servers": self.scene.broker, **KAFKA}
+        return what | {"topic": self.topic, "version": version, "into": schema, "kafka": kafka}
+
+    def produce(self, *values: str) -> None:
+        """These values, in each partition."""
+        for partition in range(self.partitions):
+            self.scene.produce(self.topic, values, partition=partition)
+
+    def plan(self) -> ReplacePlan:
+        return self.admin.plan_replace(self.old, by=self.new)
+
+    def replace(self, **options: Any) -> ReplaceResult:
+        return self.admin.replace_group(self.plan(), **{"reason": "a test", "wait": 60.0, **options})
+
+    def versions(self) -> tuple[set[int], set[int]]:
+        """The handler versions whose rows are live, and those in the other schema; both accounted for (I1, I4).
+
+        In one snapshot: each record before a group's position, without those of its dead letters, has one entry in the
+        group's schema, and counts once.
+        """
+        with self.scene.engine.connect().execution_options(isolation_level="REPEATABLE READ") as tx:
+            return self._versions(tx, self.old, self.live), self._versions(tx, self.new, self.next)
+
+    def _versions(self, tx: Connection, group: str, schema: str) -> set[int]:
+        named = {"group": group}
+        ledger = f'"{self.scene.schema}"'
+        positions = tx.execute(
+            text(f"SELECT partition, next_offset FROM {ledger}.partition_offset WHERE consumer_group = :group"), named
+        )
+        expected = {(row.partition, offset) for row in positions for offset in range(row.next_offset)}
+        letters = tx.execute(
+            text(f"SELECT partition, record_offset FROM {ledger}.dead_letter WHERE consumer_group = :group"), named
+        )
+        expected -= {(row.partition, row.record_offset) for row in letters}
+        entries = tx.execute(text(f'SELECT partition, "offset", version FROM {schema}.entries')).all()
+        found = Counter((row.partition, row.offset) for row in entries)
+        lost, twice = expected - found.keys(), found - Counter(expected)
+        assert (not lost, not twice) == (True, True), f"{schema}: lost {sorted(lost)[:9]}, twice {sorted(twice)[:9]}"
+        counts = {row.partition: row.records for row in tx.execute(text(f"SELECT * FROM {schema}.totals"))}
+        assert counts == Counter(row.partition for row in entries)
+        return {row.version for row in entries}
+
+    def positions(self, group: str) -> dict[int, int]:
+        with self.scene.engine.connect() as tx:
+            query = (
+                f'SELECT partition, next_offset FROM "{self.scene.schema}".partition_offset WHERE consumer_group = :g'
+            )
+            return {row.partition: row.next_offset for row in tx.execute(text(query), {"g": group})}
+
+    def wait_for(self, group: str, offset: int) -> None:
+        """Until the group has this position in every partition."""
+        self.scene.wait(lambda: self.positions(group) == dict.fromkeys(range(self.partitions), offset))
+
+
+def make_worker(what: Mapping[str, Any], observe: list[Any]) -> tuple[Worker, Engine]:
+    """The worker of :meth:`Replacement.process`, and the engine that is to be disposed of."""
+    engine = engine_into(what["dsn"], what["into"])
+    made = pipeline(what["group"], what["topic"], what["version"])
+    worker = Worker(
+        made, engine=engine, kafka=what["kafka"], schema=what["schema"], limits=OFTEN, observe=observe,
+    )  # fmt: skip
+    return worker, engine

@@ -11,7 +11,7 @@ from seekpoint.kafka.ranges import Range, read_range
 from seekpoint.ledger.positions import Position
 from seekpoint.records import RawRecord
 
-PATIENCE = 5.0  # seconds that the brokers may say nothing: an operator waits
+IDLE = 5.0  # seconds that the brokers may say nothing: an operator waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def record_in_front(kafka: Mapping[str, Any], position: Position) -> RecordInFro
         )
     only = Range(position.partition, position.topic_id, offset, offset + 1)
     found: list[RawRecord] = []
-    for piece in read_range(kafka, only, idle=PATIENCE):
+    for piece in read_range(kafka, only, idle=IDLE):
         found += [*piece.records, *(record for record, _ in piece.unreadable)]
     if not found:
         raise ConfigError(f"{position.partition} has no record at offset {offset} any more: compaction removed it")

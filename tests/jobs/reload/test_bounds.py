@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
 
 from seekpoint.errors import ConfigError, CutOverRefused, ReloadRefused
-from seekpoint.jobs.reload import Reload, Report, cutover
+from seekpoint.jobs.reload import Reload, Report, cutover, wait_at_opening
 from seekpoint.jobs.reload import cutover_limits as bounds
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.merge_preconditions import UNSAMPLED
@@ -219,6 +220,49 @@ def test_a_wait_that_is_predicted_to_be_too_long_is_refused_before_the_lock(shop
     assert shop.rows() == doubled(records, by=1)
     resumed(shop, driver, max_wait=60.0)
     assert shop.rows() == doubled(records)
+
+
+def test_a_wait_that_the_table_alone_takes_is_refused_at_the_opening(
+    full: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after all the staging, which takes hours for such a table."""
+    monkeypatch.setattr(wait_at_opening, "MANY", 10)
+    full.execute("ANALYZE {schema}.orders")
+    reload = with_bounds(full, max_wait=1e-9)
+    with pytest.raises(ReloadRefused, match=r"orders: workers would wait about .* strategy 'swap'"):
+        reload.open()
+    assert reload.runs.list() == []
+    assert with_bounds(full, max_wait=60.0).open().run.state == "opened"
+
+
+def test_a_merge_that_changes_nothing_takes_no_lock(full: Shop) -> None:
+    """Its version is that of the group: workers do not wait, and what the lock would take is not predicted."""
+    reports: list[Report] = []
+    reload = with_bounds(full, max_wait=1e-9, compared=reports.append, version=1)
+    with full.holding("SELECT FROM {schema}.partition_offset FOR UPDATE"):
+        driver = reload.open(reason="is it right?")
+        done = reload.run(driver)
+    assert (done.lock_seconds, done.keys, reports[0].is_empty) == (0.0, 0, True)
+    assert (reload.runs.get(driver.run.id).state, full.rows()) == ("cut_over", doubled(RECORDS, by=1))
+    (row,) = full.execute("SELECT reason FROM {schema}.admin_action WHERE action = 'cut-over'")
+    assert row[0] == f"reload {driver.run.id}, no row differed: is it right?"
+    of_dead_letters = replace(reports[0], dead_letters=1)
+    assert not cutover.changes_nothing(driver.run, of_dead_letters), "they become the group's"
+
+
+@pytest.mark.parametrize("change", ["extra row", "version"])
+def test_a_merge_that_changes_anything_takes_its_lock(full: Shop, change: str) -> None:
+    """I5: a raised version fences workers, also where no row differs."""
+    if change == "version":
+        full.execute("UPDATE {schema}.orders SET amount = 2 * amount")
+    else:
+        extra(full, [1000])
+    reports: list[Report] = []
+    version = 2 if change == "version" else 1
+    reload = with_bounds(full, version=version, max_deletes=1.0, compared=reports.append)
+    done = reload.run(reload.open())
+    assert (reports[0].is_empty, done.lock_seconds > 0) == (change == "version", True)
+    assert full.rows() == doubled(RECORDS, by=version)
 
 
 def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(shop: Shop) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +20,7 @@ from kafka.test_odd_records import produce_by_hand
 from seekpoint import Partition
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck
 from seekpoint.jobs.spark.data_sources import ARROW, SCHEMA
+from seekpoint.jobs.spark.read import require_this_python
 from seekpoint.kafka.ranges import Range
 from seekpoint.spark import Env, read, stored_ranges
 from support.archive import Vault
@@ -224,3 +228,17 @@ def test_another_python_in_the_workers_is_refused_in_a_sentence(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/usr/bin/python-of-another")
     with pytest.raises(ConfigError, match="set the environment variable PYSPARK_PYTHON="):
         frame_of(vault, spark)
+
+
+def test_the_python_of_an_archive_must_be_beside_the_driver_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark's recipe for packages: Spark plans a data source here, by the path that the executors have."""
+    monkeypatch.chdir(tmp_path)
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(pythonExec="./environment/bin/python", master="yarn"))
+    with pytest.raises(ConfigError, match=r"tar -xzf env.tar.gz -C environment.*--deploy-mode cluster") as refused:
+        require_this_python(session)
+    assert f"./environment/bin/python is not to be found from here ({tmp_path})" in str(refused.value)
+    (tmp_path / "environment" / "bin").mkdir(parents=True)
+    (tmp_path / "environment" / "bin" / "python").symlink_to(sys.executable)
+    require_this_python(session)

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, KafkaUnavailable, RangeStuck, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload.catch_up import CatchUp
+from seekpoint.jobs.reload.compare import Report
 from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
 from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.merge_preconditions import allow_wait, others
@@ -91,6 +92,23 @@ def cut_over(
                 continue
         return CutOver(monotonic() - budget.locked_at, records, keys, attempt)
     raise AssertionError("the last try returns or raises")
+
+
+def changes_nothing(run: Run, report: Report) -> bool:
+    """Whether all is as the run would leave it: the rows were equal, no version is raised, no record is left out."""
+    return report.is_empty and not report.dead_letters and run.version_from == run.version_to
+
+
+def close_unchanged(driver: Driver) -> CutOver:
+    """End a run that changes nothing: the tables were what it rebuilt, at the comparison's offsets. No worker waits."""
+    with driver.step("compared") as tx:
+        driver.transition(tx, "cut_over")
+        for group in sorted(tx.run.groups):
+            reason = f"reload {tx.run.id}, no row differed: {tx.run.reason}"
+            record_action(
+                GroupConnection(tx.connection, tx.schema, group), "cut-over", actor=tx.run.actor, reason=reason
+            )
+    return CutOver(0.0, 0, 0, 1)
 
 
 def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:

@@ -14,7 +14,7 @@ from seekpoint.jobs.export import Archive
 from seekpoint.jobs.manage_runs import Runs, drop_attempts
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.compare import Report, prepare, recall
-from seekpoint.jobs.reload.cutover import CutOver, cut_over
+from seekpoint.jobs.reload.cutover import CutOver, changes_nothing, close_unchanged, cut_over
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds, Plan
 from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
@@ -126,7 +126,7 @@ class Reload:
             actor=self.actor,
             reason=reason,
             archive=self.archive,
-            allow_inheritance=self.bounds.allow_inheritance,
+            bounds=self.bounds,
         )
 
     def take_over(self, run: UUID) -> Driver:
@@ -211,13 +211,20 @@ class Reload:
     def cut_over(self, driver: Driver, passes: CatchUp) -> CutOver:
         """Publish the rebuilt rows, raise versions and epochs, and close the run, in one transaction.
 
-        Stored offsets do not change. Raises CutOverRefused where workers would wait longer than the bounds allow (the
+        Stored offsets do not change. A merge whose comparison found nothing takes no lock where no version is raised.
+
+        Raises CutOverRefused where workers would wait longer than the bounds allow (the
         run stays open), ReloadRefused where the run cannot be used any more, ReloadOver, and the last database error.
         """
         _require_publishing(driver)
         with self._ending(driver):
-            plan = self._plan(driver, passes) if driver.run.strategy == "merge" else Plan(bounds=self.bounds)
-            if driver.run.strategy == "merge":
+            merges = driver.run.strategy == "merge"
+            report = recall(driver, passes.targets) if merges else None
+            if report is not None and changes_nothing(driver.run, report):
+                self._compared(report)
+                return close_unchanged(driver)
+            plan = Plan(bounds=self.bounds) if report is None else self._plan(driver, passes, report)
+            if merges:
                 warm(driver, passes.targets, lambda done, total: self._progress("warming up", done, total))
             self._progress("cutting over", 0, 0)
             outcome = cut_over(driver, passes, lambda: self._catch_up_before_the_lock(driver, passes), plan)
@@ -230,9 +237,8 @@ class Reload:
         self.catch_up(driver, passes)
         check_topics(self.kafka, driver)
 
-    def _plan(self, driver: Driver, passes: CatchUp) -> Plan:
+    def _plan(self, driver: Driver, passes: CatchUp, report: Report) -> Plan:
         """Report what a merge is going to change, and refuse what is not allowed, before any lock is taken."""
-        report = recall(driver, passes.targets)
         self._compared(report)
         found = report.tables
         require_no_extra(passes.targets, found)  # here, because a resumed run does not compare again

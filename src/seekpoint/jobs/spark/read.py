@@ -172,7 +172,11 @@ def _offsets(given: Offsets | None, known: Collection[Partition], group: str) ->
 
 
 def require_this_python(spark: SparkSession) -> None:
-    """Refuse a local session whose workers run another Python: all it would say is that one "exited unexpectedly"."""
+    """Refuse a session that could only say that a Python process "exited unexpectedly", or cannot be started.
+
+    Workers of a local one must run this Python. Elsewhere a data source is planned by a process beside the driver, with
+    the path of the executors' Python: it must be there on this machine, too.
+    """
     if (context := context_of(spark)) is None:
         return  # its workers are not ours to check
     theirs, master = str(context.pythonExec), str(context.master)
@@ -181,6 +185,13 @@ def require_this_python(spark: SparkSession) -> None:
         raise ConfigError(
             f"Spark's Python workers run {found or theirs}, and this is {sys.executable}: set the environment variable "
             f"PYSPARK_PYTHON={sys.executable} before the session is made"
+        )
+    if found is None:
+        raise ConfigError(
+            f"Spark plans a read beside the driver, in a process of the executors' Python, and {theirs} is not to be "
+            f"found from here ({Path.cwd()}). Where --archives unpacks it for the executors, unpack it here under the "
+            "same name, too: `mkdir environment && tar -xzf env.tar.gz -C environment` for env.tar.gz#environment; or "
+            "let the driver run in the cluster (--deploy-mode cluster), where Spark does that"
         )
 
 

@@ -225,7 +225,7 @@ def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
     assert not dead(scene)
 
 
-@pytest.mark.long
+@pytest.mark.long("another course of the search")
 def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: Scene) -> None:
     name = scene.topic(2)
     stored = scene.produce(name, 400, partition=0)
@@ -288,7 +288,7 @@ def test_one_crashing_record_costs_five_crashes_without_progress_and_at_most_two
     scene.book.assert_holds(name, [at for at in stored if at != (0, 2555)])
 
 
-@pytest.mark.long
+@pytest.mark.long("another course of the search")
 def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene) -> None:
     """Killed in a part, before one, between two, at a record alone: each continues where the one before it was."""
     name, stored = scene.log(3000)
@@ -315,7 +315,7 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
     assert not dead(scene)
 
 
-@pytest.mark.long
+@pytest.mark.long("another course of the search")
 def test_a_refused_claim_leaves_other_suspect_ranges_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two suspected partitions; one is moved right after the claim, before the suspect ranges are on record."""
     name, claim, claims = scene.topic(2), Ledger.claim, list[Any]()

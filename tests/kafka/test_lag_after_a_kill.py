@@ -61,7 +61,7 @@ def test_after_a_kill_each_tool_has_the_same_lag_in_time(scene: Scene, killed: s
     assert "caught up" not in browser.get("/group", params={"group": scene.group}).text
 
 
-@pytest.mark.long
+@pytest.mark.long("another state of a group")
 def test_without_brokers_a_number_shows_its_age_and_a_check_does_not_trust_it(scene: Scene, killed: str) -> None:
     [group], _ = admin_of(scene, brokers=False).status([scene.group])
     [at] = group.partitions
@@ -109,7 +109,7 @@ def test_of_a_topic_that_was_created_again_no_lag_is_known(scene: Scene, killed:
     assert (group.lag, group.lag_seconds) == (None, None)
 
 
-@pytest.mark.long
+@pytest.mark.long("another state of a group")
 def test_a_killed_worker_is_gone_after_a_minute_and_a_paused_one_is_paused(scene: Scene, killed: str) -> None:
     [group], _ = admin_of(scene).status([scene.group])
     assert [worker.state for worker in group.workers] == ["gone"]

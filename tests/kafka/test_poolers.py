@@ -260,7 +260,7 @@ def test_reloads(shop: Shop, strategy: str) -> None:
     assert shop.schemas() == []
 
 
-@pytest.mark.long
+@pytest.mark.long("another strategy through a pooler")
 def test_a_reload_of_a_handler(shop: Shop) -> None:
     with shop.engine.begin() as tx:
         tx.execute(text(TABLES.format(schema=shop.schema)))

@@ -130,7 +130,7 @@ def test_processes_that_cannot_begin_are_reported(shop: Shop, named: Callable[[s
         reload.stage(reload.open())
 
 
-@pytest.mark.long
+@pytest.mark.long("other ends of the processes")
 def test_the_error_of_a_record_that_ends_the_run_is_raised_unchanged(shop: Shop, named: Callable[[str], str]) -> None:
     name = named(PLAIN)
     shop.produce(shop.topic, [of(7, 2_000)], partition=0)  # version 2 refuses it
@@ -152,7 +152,7 @@ def test_an_error_that_is_not_ours_travels_too(shop: Shop, named: Callable[[str]
         reload.stage(reload.open())
 
 
-@pytest.mark.long
+@pytest.mark.long("other ends of the processes")
 def test_a_caller_that_stops_iterating_ends_the_processes(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_caller_that_stops_iterating_ends_the_processes(
     assert not children()
 
 
-@pytest.mark.long
+@pytest.mark.long("other ends of the processes")
 def test_what_cannot_be_sent_is_refused(shop: Shop, named: Callable[[str], str]) -> None:
     with pytest.raises(ConfigError, match=r"processes must be 0 \(stage in this one\) or more, got -1"):
         shop.reload(processes=-1)

@@ -95,7 +95,7 @@ def test_frames_up_to_the_snapshot_offsets_and_the_handler_after_them(
     assert books.shop.schemas() == []
 
 
-@pytest.mark.long
+@pytest.mark.long("another run of Spark's tasks")
 def test_frames_are_computed_of_what_retention_took_too(books: Books, spark: SparkSession, tmp_path: Path) -> None:
     """The beginning comes from the archive's files, the rest of it from the log, and what follows from the handler."""
     shop = books.shop
@@ -162,7 +162,7 @@ def test_every_table_has_a_frame_or_none_has(books: Books, spark: SparkSession) 
         books.reload(by_core(None, 2), frames={"x": totals()})
 
 
-@pytest.mark.long
+@pytest.mark.long("another run of Spark's tasks")
 def test_a_driver_that_ends_between_two_frames_is_followed_by_one_that_computes_both(
     books: Books, spark: SparkSession
 ) -> None:

@@ -207,7 +207,7 @@ def test_what_is_not_there_is_named(spark: SparkSession, vault: Vault) -> None:
 # -- settings that travel -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.long("another run of Spark's tasks")
 def test_a_password_is_sent_by_name_alone(spark: SparkSession, vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     vault.filled(5)
     with pytest.raises(ConfigError, match=r"write Env\('NAME'\)"):

@@ -73,7 +73,7 @@ def test_a_secret_that_spark_would_log_is_refused() -> None:
     SparkStager(session(**java), {})  # no secret is given by Spark's settings
 
 
-@pytest.mark.long
+@pytest.mark.long("another error of Spark's tasks")
 @pytest.mark.repeats("what")
 @pytest.mark.parametrize("what", ["the pipeline's module", "a module that it imports"])
 def test_a_module_that_only_the_driver_has_is_missing_there(
@@ -181,7 +181,7 @@ def test_executors_with_older_code_stage_nothing_and_the_run_continues_with_the_
     assert made.shop.rows() == expected()
 
 
-@pytest.mark.long
+@pytest.mark.long("another error of Spark's tasks")
 def test_a_run_that_is_over_takes_no_more_ranges(job: Callable[..., Job]) -> None:
     made = job()
     driver = made.opened()

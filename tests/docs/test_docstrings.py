@@ -11,7 +11,7 @@ from words import names_in
 # Keywords, values, tables and modules; and what a type of Python's or of another class has.
 OTHER_NAMES = {
     *("with", "dict", "arrow", "delta", "dead_letter", "seekpoint", "unnest", "export_manifest", "reload_run"),
-    *("rowcount", "transaction_timeout", "diff", "seen", "touched", "next_offset"),
+    *("rowcount", "transaction_timeout", "diff", "seen", "touched", "next_offset", "schema_translate_map"),
 }
 
 

@@ -32,6 +32,7 @@ from seekpoint.ledger.sql import (
     EXPORT_MANIFEST,
     FORGET,
     PURGE,
+    RELOAD_RUN,
     REPLAY_REQUEST,
     REPROCESS,
     RESETS,
@@ -40,7 +41,6 @@ from seekpoint.ledger.sql import (
     admin,
     dead_letters,
     partition_offset,
-    reload_run,
 )
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.round_trip import numbered
@@ -50,12 +50,13 @@ from seekpoint.worker.replay import replay_one
 from support.databases import new_database
 from support.ledger_roles import LedgerRoles
 
-MODULES = (partition_offset, admin, wait, dead_letters, replay_one, reload_run)
+MODULES = (partition_offset, admin, wait, dead_letters, replay_one)
 FILES = {
     "batch": BATCH,
     "export_manifest": EXPORT_MANIFEST,
     "forget": FORGET,
     "purge": PURGE,
+    "reload_run": RELOAD_RUN,
     "replay_request": REPLAY_REQUEST,
     "reprocess": REPROCESS,
     "resets": RESETS,
@@ -170,9 +171,9 @@ def among(*names: str) -> set[str]:
 
 # Of a run: its row is locked, and changed, by its driver alone.
 DRIVES = (
-    *(f"reload_run.{name}" for name in ("INSERT_RUN", "INSERT_POSITIONS", "INSERT_STAGED", "SETTLED_RUN", "STEP")),
-    *(f"reload_run.{name}" for name in ("TAKE_OVER", "TRANSITION", "DIFFED", "CLOSE", "SWEPT", "GONE", "GUARD")),
-    *(f"reload_run.{name}" for name in ("GUARD_FRAMES", "ADVANCE_STAGED", "EXTEND_STAGED")),
+    *(f"reload_run.{name}" for name in ("insert_run", "insert_position", "insert_staged", "settled_run", "step")),
+    *(f"reload_run.{name}" for name in ("take_over", "transition", "diffed", "close", "swept", "gone", "guard")),
+    *(f"reload_run.{name}" for name in ("advance_positions", "extend_positions")),
     *("export_manifest.insert", "export_manifest.note"),
 )
 # What was stored of records is deleted by the owner alone.
@@ -187,7 +188,7 @@ REFUSED = {
     Role.WRITER: among(
         *DRIVES,
         *DELETES,
-        *("export_manifest.*", "reload_run.POSITIONS", "reload_run.STAGED"),
+        *("export_manifest.*", "reload_run.positions", "reload_run.staged"),
         *("status.lag", "status.lag_of_all", "status.group_status", "status.runs"),
     ),
     Role.OPERATOR: among(
@@ -206,7 +207,7 @@ REFUSED = {
         *("status.lag", "status.lag_of_all", "status.group_status", "status.configure"),
         *("status.silent_drivers", "status.topic_ids", "partition_offset.KNOWN_TOPICS", "forget.count_positions"),
         *("partition_offset.CONFIGURE", "purge.clock", "resets.time_limit"),
-        *("admin.ALONE", "admin.QUALIFIED", "admin.TERMINATE", "batch.bound", "reload_run.UNHURRIED"),
+        *("admin.ALONE", "admin.QUALIFIED", "admin.TERMINATE", "batch.bound", "reload_run.unhurried"),
         *("replay_one.AS_WORKER", "replay_one.AS_WORKER_17", "replay_one.CURRENT_TRANSACTION"),
         *("replay_one.REMEMBER_SESSION", "replay_one.TRANSACTION_STATUS"),
     ),

@@ -11,7 +11,7 @@ from sqlalchemy import Row
 
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import STATUS
-from seekpoint.ledger.sql.reload_run import CLOSED
+from seekpoint.ledger.tables import RELOAD_CLOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ReloadStatus:
     @property
     def is_open(self) -> bool:
         """Whether it has not ended."""
-        return self.state not in CLOSED
+        return self.state not in RELOAD_CLOSED
 
     @property
     def rate(self) -> float | None:

@@ -17,7 +17,7 @@ from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.run import Driver, Run, StagedPosition, Tx, how_it_ended, let_go, run_of, this_driver, transaction
 from seekpoint.jobs.tables.sql_templates import composed
 from seekpoint.ledger.schema_revision import check
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
@@ -35,12 +35,12 @@ class Runs:
     def list(self) -> Sequence[Run]:
         """Every run, the newest first."""
         with self._begin() as tx:
-            return [run_of(row) for row in tx.execute(sql.ALL_RUNS)]
+            return [run_of(row) for row in tx.execute(RELOAD_RUN["all_runs"])]
 
     def get(self, id: UUID) -> Run:  # noqa: A002 -- the column's name
         """One run. Raises ConfigError where there is none of that id."""
         with self._begin() as tx:
-            return self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
+            return self._known(id, tx.execute(RELOAD_RUN["get_run"], run=id).one_or_none())
 
     def positions(self, id: UUID) -> Sequence[StagedPosition]:  # noqa: A002
         """The run's position in each partition."""
@@ -53,9 +53,9 @@ class Runs:
         Raises ReloadOver where the run has ended, ConfigError where there is none.
         """
         with self._begin(self.limits.transaction_age) as tx:
-            row = tx.execute(sql.TAKE_OVER, its_run=id, driver_name=storable(driver or this_driver())).one_or_none()
+            row = tx.execute(RELOAD_RUN["take_over"], run=id, driver=storable(driver or this_driver())).one_or_none()
             if row is None:
-                run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
+                run = self._known(id, tx.execute(RELOAD_RUN["get_run"], run=id).one_or_none())
                 raise ReloadOver(f"run {id} is {how_it_ended(run)}: open another one")
             return Driver(self.engine, self.schema, run_of(row), self.limits)
 
@@ -66,9 +66,9 @@ class Runs:
         (a task is still writing) is left to :meth:`sweep`.
         """
         with self._begin(self.limits.transaction_age) as tx:
-            closed = tx.execute(sql.CLOSE, its_run=id, to_state="aborted", its_error=storable(reason)).one_or_none()
+            closed = tx.execute(RELOAD_RUN["close"], run=id, state="aborted", error=storable(reason)).one_or_none()
             if closed is None:
-                run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
+                run = self._known(id, tx.execute(RELOAD_RUN["get_run"], run=id).one_or_none())
                 raise ReloadOver(f"run {id} is {how_it_ended(run)}")
             let_go(tx.connection, self.schema, id, closed.groups, reason)
         self.drop(id)
@@ -87,10 +87,10 @@ class Runs:
         Returns the runs of which nothing is left; what is still in use is dropped by a later sweep.
         """
         with self._begin() as tx:
-            for gone in tx.execute(sql.GONE, age=gone_after).all():
+            for gone in tx.execute(RELOAD_RUN["gone"], age=gone_after).all():
                 let_go(tx.connection, self.schema, gone.id, gone.groups, "its driver is gone")
         with self._begin() as tx:
-            left = [run_of(row) for row in tx.execute(sql.UNSWEPT)]
+            left = [run_of(row) for row in tx.execute(RELOAD_RUN["unswept"])]
         return [run.id for run in left if sweep(self.engine, self.schema, run)]
 
     @contextmanager
@@ -139,14 +139,14 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried
         return False
     with transaction(engine, schema) as tx:
-        tx.execute(sql.SWEPT, its_run=run.id)
+        tx.execute(RELOAD_RUN["swept"], run=run.id)
     return True
 
 
 def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
     """Drop what the tasks staged, once it is in the rebuilt tables: it takes as much space as they do."""
     with transaction(engine, schema) as tx:
-        attempts = {row.table_name for row in tx.execute(sql.STAGED, its_run=run.id)}
+        attempts = {row.table_name for row in tx.execute(RELOAD_RUN["staged"], run=run.id)}
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
     for table in tables:
         if table.startswith(tuple(f"{attempt}_" for attempt in attempts)):

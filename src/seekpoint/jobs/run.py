@@ -12,15 +12,15 @@ from typing import Any
 from uuid import UUID
 
 from psycopg.sql import SQL, Identifier
-from sqlalchemy import Connection, Engine, Row, Update, text
+from sqlalchemy import Connection, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.ledger.admin_actions import operator, pauser, set_paused
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN, Query
 from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE, READ_GROUP
-from seekpoint.ledger.tables import reload_position
+from seekpoint.ledger.tables import RELOAD_CLOSED, reload_position
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
@@ -67,7 +67,7 @@ class Run:
     @property
     def is_open(self) -> bool:
         """Whether it has not ended."""
-        return self.state not in sql.CLOSED
+        return self.state not in RELOAD_CLOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +112,21 @@ class Tx(SchemaConnection):
 
     def positions_of(self, run: UUID) -> list[StagedPosition]:
         """The run's positions, in the order of locks."""
-        rows = (tuple(row) for row in self.execute(sql.POSITIONS, its_run=run))
+        rows = (tuple(row) for row in self.execute(RELOAD_RUN["positions"], run=run))
         return [StagedPosition(row[1], Partition(*row[2:4]), *row[4:]) for row in rows]
 
     def add_positions(self, run: UUID, positions: Iterable[StagedPosition]) -> None:
         """Store a run's positions: where it begins, ends for now, and is."""
         columns = reload_position.columns.keys()
         given = [(run, at.group, at.partition.topic, at.partition.number, *astuple(at)[2:]) for at in positions]
-        self.execute(sql.INSERT_POSITIONS, [dict(zip(columns, values, strict=True)) for values in given])
+        self.execute(RELOAD_RUN["insert_position"], [dict(zip(columns, values, strict=True)) for values in given])
 
-    def move_positions(self, statement: Update, run: UUID, ends: Mapping[tuple[str, Partition], int]) -> None:
+    def move_positions(self, statement: Query, run: UUID, ends: Mapping[tuple[str, Partition], int]) -> None:
         """Set an offset of these positions: ``next_offset`` or ``end_offset``, as the statement says."""
         ordered = sorted(ends)
         self.execute(
             statement,
-            its_run=run,
+            run=run,
             moving_consumer_group=[group for group, _ in ordered],
             moving_topic=[at.topic for _, at in ordered],
             moving_partition=[at.number for _, at in ordered],
@@ -147,11 +147,11 @@ class Step(Tx):
 
     def offsets(self) -> Sequence[Row[Any]]:
         """The rows of ``partition_offset`` of the run's groups."""
-        return self.execute(sql.OFFSETS, groups=list(self.run.groups)).all()
+        return self.execute(RELOAD_RUN["offsets"], groups=list(self.run.groups)).all()
 
     def advance(self, ends: Mapping[tuple[str, Partition], int]) -> None:
         """Move the run's positions, in the transaction that adds its rows."""
-        self.move_positions(sql.ADVANCE_STAGED, self.run.id, ends)
+        self.move_positions(RELOAD_RUN["advance_positions"], self.run.id, ends)
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def transaction(
                 lock_timeout=f"{max(1, round(lock_wait * 1000))}ms",
                 application_name=f"{APPLICATION}job {os.getpid()}",
             )
-            tx.execute(sql.UNHURRIED)
+            tx.execute(RELOAD_RUN["unhurried"])
             yield tx
     except BaseException:
         _drop(connection)
@@ -197,7 +197,7 @@ def let_go(connection: Connection, schema: str, run: UUID, groups: Sequence[str]
         row = scope.execute(READ_GROUP).one_or_none()
         if row is not None and row.paused and row.paused_by == pauser(run):
             set_paused(scope, False, actor=pauser(run), reason=reason)
-        scope.execute(sql.DISOWN, its_run=run)
+        scope.execute(RELOAD_RUN["disown"], run=run)
 
 
 # -- the driver ---------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Driver:
             self._admit(self._lock(tx), states)
             if (why := self._lost(tx)) is None:
                 yield Step(tx, self.run)
-                self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
+                self.run = run_of(tx.execute(RELOAD_RUN["get_run"], run=self.run.id).one())
         if why is not None:
             refused = ReloadRefused([why])
             self.fail(refused)
@@ -249,13 +249,13 @@ class Driver:
 
     def _lock(self, tx: Tx) -> Row[Any] | None:
         try:
-            return tx.execute(sql.STEP, its_run=self.run.id).one_or_none()
+            return tx.execute(RELOAD_RUN["step"], run=self.run.id).one_or_none()
         except DBAPIError as error:
             if sqlstate(error) != SERIALIZATION_FAILURE:
                 raise
             # Another transaction wrote the row while this one waited for it: read it in a newer snapshot.
             with transaction(self.engine, self.schema) as now:
-                self._admit(now.execute(sql.GET_RUN, its_run=self.run.id).one_or_none(), _OPEN)
+                self._admit(now.execute(RELOAD_RUN["get_run"], run=self.run.id).one_or_none(), _OPEN)
             raise
 
     def _admit(self, row: Row[Any] | None, states: Collection[str]) -> None:
@@ -275,7 +275,7 @@ class Driver:
 
     def transition(self, tx: Tx, state: str) -> None:
         """Enter the next state, in this step."""
-        tx.execute(sql.TRANSITION, its_run=self.run.id, to_state=state)
+        tx.execute(RELOAD_RUN["transition"], run=self.run.id, state=state)
 
     def heartbeat(self) -> None:
         """Store a heartbeat of the driver; raises as :meth:`step` does."""
@@ -305,11 +305,11 @@ class Driver:
         """End the run, unless another driver has taken it over; what is staged is swept later."""
         said = storable(f"{type(error).__name__}: {error}")
         with transaction(self.engine, self.schema) as tx:
-            row = tx.execute(sql.STEP, its_run=self.run.id).one_or_none()
+            row = tx.execute(RELOAD_RUN["step"], run=self.run.id).one_or_none()
             if row is not None and row.driver_epoch == self.epoch:
-                tx.execute(sql.CLOSE, its_run=self.run.id, to_state="failed", its_error=said)
+                tx.execute(RELOAD_RUN["close"], run=self.run.id, state="failed", error=said)
                 let_go(tx.connection, self.schema, self.run.id, self.run.groups, said)
-                self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
+                self.run = run_of(tx.execute(RELOAD_RUN["get_run"], run=self.run.id).one())
 
 
 _OPEN = ("opened", "staging", "staged", "indexed", "catching_up", "compared")

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, Row, Uuid, bindparam, func, select
 
 from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.run import Run, transaction
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.tables import reload_run
 from seekpoint.records import Partition
 
@@ -67,9 +67,9 @@ def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: 
         positions = tx.positions_of(id)
         offsets = {
             (row.consumer_group, Partition(row.topic, row.partition)): row.next_offset
-            for row in tx.execute(sql.OFFSETS, groups=list(run.groups))
+            for row in tx.execute(RELOAD_RUN["offsets"], groups=list(run.groups))
         }
-        staged = _covered(tx.execute(sql.STAGED, its_run=id).all())
+        staged = _covered(tx.execute(RELOAD_RUN["staged"], run=id).all())
         silent = tx.execute(_NOW).scalar_one() - run.changed_at
     with transaction(engine, schema) as tx:
         in_step = tx.execute(_IDLE, its_run=id).one_or_none() is None

@@ -53,7 +53,7 @@ def blocked_at(shop: Shop, what: str, act: Callable[[Shop], Any]) -> Iterator[li
 
         def start() -> None:
             started.append(pool.submit(act, shop))
-            wait_for_lock(shop, "query", f"%{shop.schema}.consumer_group%FOR%")
+            wait_for_lock(shop, "query", f"%{shop.schema}%.consumer_group%FOR%")
             assert not started[0].done()
 
         with before(shop, what, start):
@@ -102,7 +102,7 @@ def test_a_run_that_is_opened_between_look_and_claim_is_found_under_the_groups_l
 
 def test_a_claim_waits_for_a_run_that_is_being_opened(quiet: Shop) -> None:
     """The run's row is not committed when the claim looks: it must not look before."""
-    with blocked_at(quiet, f"INSERT INTO {quiet.schema}.reload_position", claim) as claims:
+    with blocked_at(quiet, f'INSERT INTO "{quiet.schema}".reload_position', claim) as claims:
         driver = opened(quiet)
     with pytest.raises(StandbyRequired) as met:
         claims[0].result(30)

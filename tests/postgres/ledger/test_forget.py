@@ -21,7 +21,7 @@ from seekpoint.admin.export_group import Exported
 from seekpoint.errors import ConfigError, Fenced, GroupForgotten, GroupPaused
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.ledger.sql import reload_run
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.command import seekpoint
 from support.fixtures import NewEngine
@@ -207,7 +207,7 @@ def test_resets_of_before_count_after_the_undo_and_not_after_a_new_beginning(des
 
     def resets(of: Desk) -> list[tuple[int, int]]:
         with of.ledger.begin() as tx:
-            return [(row.from_offset, row.to_offset) for row in tx.execute(reload_run.RESETS)]
+            return [(row.from_offset, row.to_offset) for row in tx.execute(RELOAD_RUN["resets"])]
 
     def forget_it() -> str:
         admin.apply(admin.plan_forget("g", export_to=None), reason="x", actor="bob")

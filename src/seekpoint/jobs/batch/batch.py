@@ -36,7 +36,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.positions import Position
 from seekpoint.ledger.schema_revision import check
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
@@ -128,7 +128,7 @@ class BatchJob:
         try:
             with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
                 claims = open_batch(tx, self.source, brokers, run, pause=pause, actor=self.actor, reason=reason)
-                row = tx.execute(sql.GET_RUN, its_run=run).one_or_none()
+                row = tx.execute(RELOAD_RUN["get_run"], run=run).one_or_none()
         except (DBAPIError, psycopg.Error) as error:
             if connection_lost(error):
                 error.add_note(
@@ -150,7 +150,7 @@ class BatchJob:
             self._require_its_code(found)
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
         with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
-            row = tx.execute(sql.TAKE_OVER, its_run=run, driver_name=this_driver()).one_or_none()
+            row = tx.execute(RELOAD_RUN["take_over"], run=run, driver=this_driver()).one_or_none()
             if row is None:
                 raise ReloadOver(f"batch {run} is {found.state}: run another one")
             planned = [at.partition for at in tx.positions_of(run)]
@@ -248,7 +248,7 @@ class BatchJob:
         run, group = driver.run.id, self.source.group
         try:
             with transaction(self.engine, self.schema) as tx:
-                is_staged = tx.execute(sql.STAGED, its_run=run).first() is not None
+                is_staged = tx.execute(RELOAD_RUN["staged"], run=run).first() is not None
             if not is_staged:
                 driver.fail(error)
         except (DBAPIError, psycopg.Error):  # the database is away: the run is as it was, and its error is raised

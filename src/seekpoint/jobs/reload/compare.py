@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from psycopg import sql as ident
+from psycopg.types.json import Jsonb
 from sqlalchemy import func, select
 
 from seekpoint.jobs.reload.catch_up import CatchUp
@@ -15,7 +16,7 @@ from seekpoint.jobs.tables.handler_copies import watch
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Target
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN
 
 SAMPLES = 20  # rows of each kind that are shown
 VALUE = 1_000  # characters of a value in them
@@ -96,7 +97,7 @@ def prepare(driver: Driver, passes: CatchUp) -> Report:
         passes.apply(tx, offsets)
         found = tuple(_compare(StagingTables(tx.connection, staging, target)) for target in passes.targets)
         dead_letters = _dead_letters(tx, staging)
-        tx.execute(sql.DIFFED, its_run=driver.run.id, its_differences=[table.counts for table in found])
+        tx.execute(RELOAD_RUN["diffed"], run=driver.run.id, differences=Jsonb([table.counts for table in found]))
     offset_of = {f"{row.consumer_group} {row.topic}/{row.partition}": row.next_offset for row in offsets}
     return Report(found, offset_of, dead_letters)
 

@@ -22,7 +22,7 @@ from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.sql.admin import LOCK_GROUP, REDRAW
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried
@@ -145,7 +145,7 @@ def _attempt(driver: Driver, passes: CatchUp, budget: Budget, plan: Plan) -> tup
         budget.bound(tx.connection)
         _lock_groups(tx)
         budget.bound(tx.connection)
-        tx.execute(sql.LOCK_OFFSETS, groups=list(tx.run.groups)).all()
+        tx.execute(RELOAD_RUN["lock_offsets"], groups=list(tx.run.groups)).all()
         budget.locked_at = monotonic()
         budget.bound(tx.connection)
         offsets = tx.offsets()
@@ -179,7 +179,7 @@ def _lock_groups(tx: Step) -> None:
 def _raise_versions(tx: Step) -> None:
     """Fence every worker with an old token or an older handler version (I5)."""
     for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
-        tx.execute(sql.RAISE_VERSION, group=group, to_version=to)
+        tx.execute(RELOAD_RUN["raise_version"], group=group, version=to)
         tx.execute(REDRAW, group=group)
         group_tx = GroupConnection(tx.connection, tx.schema, group)
         record_action(group_tx, "cut-over", actor=tx.run.actor, reason=f"reload {tx.run.id}: {tx.run.reason}")
@@ -218,7 +218,7 @@ def took_effect(driver: Driver, error: BaseException) -> bool:
 
     def settled() -> Run:
         with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:
-            return run_of(tx.execute(sql.SETTLED_RUN, its_run=driver.run.id).one())
+            return run_of(tx.execute(RELOAD_RUN["settled_run"], run=driver.run.id).one())
 
     now = retried(settled)
     if now.driver_epoch != driver.epoch:

@@ -22,7 +22,7 @@ from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, reso
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.schema_revision import check
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN, STATUS
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.ledger.sql.dead_letters import COUNT_OPEN
 from seekpoint.records import Partition, storable
@@ -49,8 +49,8 @@ def open_run(
     with transaction(runs.engine, runs.schema, isolation="REPEATABLE READ") as tx:
         check(tx.connection, runs.schema)
         found = targets(tx.connection, sources)
-        known = {row.name: row for row in tx.execute(sql.GROUPS)}
-        offsets = tx.execute(sql.OFFSETS, groups=groups).all()
+        known = {row.name: row for row in tx.execute(STATUS["groups"])}
+        offsets = tx.execute(RELOAD_RUN["offsets"], groups=groups).all()
         reasons = of_rights(tx.connection) + _of_groups(sources, known, offsets)
         reasons += _of_tables(tx, found, groups, known, strategy)
         if strategy == "merge":
@@ -70,7 +70,7 @@ def open_run(
         # One opening at a time: two runs of one table must see each other.
         tx.execute(ALONE, name=f"seekpoint reload {runs.schema}")
         # A worker that would raise a version looks for this run under its group's lock: it finds it, or was before us.
-        known = {row.name: row for row in tx.execute(sql.SHARE_GROUPS, groups=groups)}
+        known = {row.name: row for row in tx.execute(RELOAD_RUN["share_groups"], groups=groups)}
         reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
         if reasons := reasons + _of_runs(tx, [target.name for target in found]):
             raise ReloadRefused(reasons)
@@ -81,7 +81,7 @@ def open_run(
         why: dict[str, Any] = {"actor": actor, "reason": reason, "archive": archive}
         insert_run(tx, run, sources, found, versions, strategy=strategy, prefix=prefix, **why)
         tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
-        driver = Driver(runs.engine, runs.schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), runs.limits)
+        driver = Driver(runs.engine, runs.schema, run_of(tx.execute(RELOAD_RUN["get_run"], run=run).one()), runs.limits)
         driver.notes = tuple(notes(tx.connection, found)) if strategy == "merge" else ()
         return driver
 
@@ -121,7 +121,7 @@ def insert_run(
         "tables": [target.name for target in found],
         "strategy": strategy,
         "pipelines": [source.name for source in sources],
-        "version_from": versions,
+        "version_from": list(versions),
         "version_to": [source.pipeline.version for source in sources],
         "state": "opened",
         "driver_epoch": 1,
@@ -131,7 +131,7 @@ def insert_run(
         "reason": storable(reason),
         "archive": archive and archive.spec(),
     }
-    tx.execute(sql.INSERT_RUN, [row])
+    tx.execute(RELOAD_RUN["insert_run"], [row])
 
 
 def _of_groups(
@@ -243,7 +243,7 @@ def _of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
     return [
         f"{', '.join(sorted(shared))}: {'verify' if row.strategy == 'verify' else 'reload'} {row.id} is {row.state}, "
         f"opened by {row.actor} at {row.opened_at:%F %T}: {_ways_out(row)}"
-        for row in tx.execute(sql.OPEN_RUNS)
+        for row in tx.execute(RELOAD_RUN["open_runs"])
         if row.strategy != "batch"  # it writes as a worker does
         and (shared := set(row.tables) & set(tables))
     ]

@@ -27,7 +27,7 @@ from seekpoint.jobs.tables.sql_templates import Statements, names
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, targets
 from seekpoint.kafka.ranges import Range, check_ranges
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import one_line
@@ -170,7 +170,7 @@ class Part:
 
     def _require_wanted(self, tx: Tx) -> None:
         """First and last in each transaction of a task: a run that is further on takes nothing more."""
-        if tx.execute(sql.GUARD_FRAMES, its_run=self.run).one_or_none() is None:
+        if tx.execute(RELOAD_RUN["guard"], run=self.run, state="staged").one_or_none() is None:
             raise ReloadOver(f"reload {self.run} continued without this part of a frame: nothing of it is kept")
 
 

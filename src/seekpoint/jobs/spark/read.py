@@ -20,7 +20,7 @@ from seekpoint.jobs.spark.settings import carried_range, portable, require_no_se
 from seekpoint.kafka.first_records import first_records, require_max_records
 from seekpoint.kafka.ranges import SMALLEST, Range, check_ranges, split_ranges
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.sql.reload_run import LETTERS
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.records import Partition
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _dead_letters(ledger: Ledger, ranges: Sequence[Range]) -> dict[Partition, li
     """The offsets of the records in these ranges that are dead letters now, by partition, ascending."""
     with transaction(ledger.engine, ledger.schema) as tx:
         rows = tx.execute(
-            LETTERS,
+            RELOAD_RUN["letters"],
             group=ledger.group,
             within_topic=[range_.partition.topic for range_ in ranges],
             within_partition=[range_.partition.number for range_ in ranges],

@@ -15,7 +15,7 @@ from seekpoint.jobs.staging.stage import leave_out
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.ranges import stable_ends, topic_ids
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition, State
 
@@ -84,7 +84,7 @@ def extend(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str
     groups = [source.group for source in sources if not source.has_handler]  # handlers are run in catch-up passes
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:
         positions = {(at.group, at.partition): at for at in tx.positions() if at.group in groups}
-        offsets = tx.execute(sql.OFFSETS, groups=groups).all()
+        offsets = tx.execute(RELOAD_RUN["offsets"], groups=groups).all()
     moved: int = sum(row.next_offset - _end(positions, row) for row in offsets)
     if moved <= large:
         return 0
@@ -99,7 +99,7 @@ def extend(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str
                      if row.consumer_group == group}  # fmt: skip
             leave_out(tx, staging, group, spans)
         add_positions(tx, [row for row in offsets if key_of(row) not in positions])
-        tx.move_positions(sql.EXTEND_STAGED, tx.run.id, {key_of(row): row.next_offset for row in offsets})
+        tx.move_positions(RELOAD_RUN["extend_positions"], tx.run.id, {key_of(row): row.next_offset for row in offsets})
     return moved
 
 

@@ -26,7 +26,7 @@ from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, is_there, of
 from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, targets
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import insert_parameters
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.sql.dead_letters import INSERT_DEAD_LETTERS
 from seekpoint.ledger.tables import dead_letter, in_schema, reload_staged
 from seekpoint.pipeline.pipeline import Pipeline
@@ -64,7 +64,7 @@ class Staged:
 
 def all_staged(tx: Tx, run_id: UUID) -> Iterator[Staged]:
     """What attempts have committed for the run, partition by partition in the order of their first offsets."""
-    for row in tx.execute(sql.STAGED, its_run=run_id):
+    for row in tx.execute(RELOAD_RUN["staged"], run=run_id):
         _, attempt, group, topic, number, *rest, _ = tuple(row)
         yield Staged(attempt, group, Partition(topic, number), *rest)
 
@@ -120,7 +120,7 @@ def leave_out(
     """Keep which records of these ranges are dead letters now, and so have no rows; returns them."""
     ordered = sorted(ranges)
     found = tx.execute(
-        sql.LETTERS,
+        RELOAD_RUN["letters"],
         group=group,
         within_topic=[at.topic for at in ordered],
         within_partition=[at.number for at in ordered],
@@ -137,14 +137,14 @@ def _lost(tx: Tx, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]])
     """Ranges that were given up, as far as they were not applied all the same."""
     resets = [
         Reset(Partition(row.topic, row.partition), row.from_offset, row.to_offset, row.at)
-        for row in tx.execute(sql.RESETS, group=group)
+        for row in tx.execute(RELOAD_RUN["resets"], group=group)
     ]
     lost = [
         Lost(Partition(row.topic, row.partition), row.topic_id, row.from_offset, row.to_offset, row.reason, row.at)
-        for row in tx.execute(sql.LOST, group=group)
+        for row in tx.execute(RELOAD_RUN["lost"], group=group)
     ]
     ids = {at: topic_id for at, (topic_id, _, _) in ranges.items()}
-    lowered = tx.execute(sql.FIRST_OFFSETS, group=group)
+    lowered = tx.execute(RELOAD_RUN["first_offsets"], group=group)
     firsts = {at: first for at, (_, first, _) in ranges.items()}
     firsts |= {Partition(row.topic, row.partition): row.first_offset for row in lowered}
     for at, (start, end) in not_applied(lost, resets, ids, firsts):
@@ -193,7 +193,7 @@ def _attempt(
     write: Callable[[Parts, Iterable[Piece], LeftOut], Outcome],
 ) -> Staged:
     """All that the transaction does."""
-    now = tx.execute(sql.GET_RUN, its_run=run_id).one_or_none()
+    now = tx.execute(RELOAD_RUN["get_run"], run=run_id).one_or_none()
     if now is None or now.state != "staging":
         what = "gone" if now is None else now.state
         raise ReloadOver(f"run {run_id} is {what}: it takes no more ranges")
@@ -208,10 +208,10 @@ def _attempt(
     keep_dead_letters(tx, staging, pipeline, outcome.dead_letters, {range_.partition.topic: range_.topic_id})
     for number, sink in enumerate(sinks):
         remember_columns(tx.connection, staging.attempt_rows(attempt, number), sink.columns)
-    counts = range_.start, range_.end, outcome.applied, outcome.rows, len(outcome.dead_letters)
+    counts = range_.start, range_.end, outcome.applied, list(outcome.rows), len(outcome.dead_letters)
     values = (run_id, attempt, pipeline.group, *range_.partition, *counts)
-    tx.execute(sql.INSERT_STAGED, [dict(zip(reload_staged.columns.keys(), values, strict=False))])
-    if tx.execute(sql.GUARD, its_run=run_id).one_or_none() is None:
+    tx.execute(RELOAD_RUN["insert_staged"], [dict(zip(reload_staged.columns.keys(), values, strict=False))])
+    if tx.execute(RELOAD_RUN["guard"], run=run_id, state="staging").one_or_none() is None:
         raise ReloadOver(f"run {run_id} continued without this range while it was staged: nothing of it is kept")
     return Staged(attempt, pipeline.group, range_.partition, *counts)
 

@@ -24,7 +24,7 @@ from seekpoint.errors import (
 from seekpoint.jobs.run import Tx, transaction
 from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import is_there, unlogged
-from seekpoint.ledger.sql import reload_run as sql
+from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.records import Partition
 
 #: Errors that a retry of the task does not pass. The driver decides whether one ends the run, too: a file that is
@@ -71,7 +71,7 @@ def make_task_errors(tx: Tx, staging_schema: str) -> None:
 def report_task_error(engine: Engine, schema: str, run_id: UUID, error: SeekpointError) -> None:
     """Report it to the driver, which looks each second; there is no report to a run that is gone."""
     with transaction(engine, schema) as tx:
-        of = tx.execute(sql.GET_RUN, its_run=run_id).one_or_none()
+        of = tx.execute(RELOAD_RUN["get_run"], run=run_id).one_or_none()
         if of is not None and is_there(tx.connection, table := (of.staging_schema, _TABLE)):
             statement = "INSERT INTO {table} (error) VALUES ({error})"
             run(tx.connection, statement, table=table, error=error_as_text(error))

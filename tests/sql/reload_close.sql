@@ -1,1 +1,0 @@
-UPDATE seekpoint.reload_run SET state=%(to_state)s::VARCHAR, error=%(its_error)s::VARCHAR, changed_at=clock_timestamp() WHERE seekpoint.reload_run.id = %(its_run)s::UUID AND (seekpoint.reload_run.state NOT IN ('verified', 'cut_over', 'aborted', 'failed')) RETURNING seekpoint.reload_run.id, seekpoint.reload_run.groups;

@@ -1,3 +1,0 @@
-SELECT seekpoint.reload_run.id, seekpoint.reload_run.groups, seekpoint.reload_run.tables, seekpoint.reload_run.strategy, seekpoint.reload_run.pipelines, seekpoint.reload_run.version_from, seekpoint.reload_run.version_to, seekpoint.reload_run.state, seekpoint.reload_run.driver_epoch, seekpoint.reload_run.driver, seekpoint.reload_run.staging_schema, seekpoint.reload_run.swept, seekpoint.reload_run.diff_xid, seekpoint.reload_run.actor, seekpoint.reload_run.reason, seekpoint.reload_run.error, seekpoint.reload_run.archive, seekpoint.reload_run.opened_at, seekpoint.reload_run.changed_at, seekpoint.reload_run.differences
-FROM seekpoint.reload_run
-WHERE seekpoint.reload_run.id = %(its_run)s::UUID;

@@ -1,1 +1,0 @@
-INSERT INTO seekpoint.reload_position (run, consumer_group, topic, partition, topic_id, first_offset, end_offset, next_offset, epoch, resets) VALUES (%(run)s::UUID, %(consumer_group)s::VARCHAR, %(topic)s::VARCHAR, %(partition)s::INTEGER, %(topic_id)s::UUID, %(first_offset)s::BIGINT, %(end_offset)s::BIGINT, %(next_offset)s::BIGINT, %(epoch)s::BIGINT, %(resets)s::BIGINT);

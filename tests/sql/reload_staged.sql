@@ -1,3 +1,0 @@
-SELECT seekpoint.reload_staged.run, seekpoint.reload_staged.table_name, seekpoint.reload_staged.consumer_group, seekpoint.reload_staged.topic, seekpoint.reload_staged.partition, seekpoint.reload_staged.from_offset, seekpoint.reload_staged.to_offset, seekpoint.reload_staged.records, seekpoint.reload_staged.row_counts, seekpoint.reload_staged.dead_letters, seekpoint.reload_staged.staged_at
-FROM seekpoint.reload_staged
-WHERE seekpoint.reload_staged.run = %(its_run)s::UUID ORDER BY seekpoint.reload_staged.consumer_group, seekpoint.reload_staged.topic, seekpoint.reload_staged.partition, seekpoint.reload_staged.from_offset, seekpoint.reload_staged.table_name;

@@ -74,26 +74,28 @@ FROM seekpoint.group_status
 ORDER BY consumer_group;
 
 -- name: positions
-SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner, claimed_at,
-       unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes, attempt_running,
-       attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end, suspect_running,
-       stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
+SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
+       claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+       attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
+       suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
 FROM seekpoint.partition_offset
 WHERE consumer_group = ANY (%(names)s)
 ORDER BY consumer_group, topic, partition;
 
 -- name: lag_of_all
-SELECT consumer_group, topic, partition, next_offset, committed_at, record_time, owner, host, pid, stop_kind, stop_offset,
-       stopped_at, dead_letters, blocked, sampled_at, sample_age, log_start, log_end, lag_records, lag_seconds, headroom_records,
-       headroom_seconds, owned, next_record_at, reached_at, reached_end, log_start_since, past_log_start,
+SELECT consumer_group, topic, partition, next_offset, committed_at, record_time, owner, host, pid, stop_kind,
+       stop_offset, stopped_at, dead_letters, blocked, sampled_at, sample_age, log_start, log_end, lag_records,
+       lag_seconds, headroom_records, headroom_seconds, owned, next_record_at, reached_at, reached_end,
+       log_start_since, past_log_start,
        statement_timestamp() AS now
 FROM seekpoint.lag
 ORDER BY consumer_group, topic, partition;
 
 -- name: lag
-SELECT consumer_group, topic, partition, next_offset, committed_at, record_time, owner, host, pid, stop_kind, stop_offset,
-       stopped_at, dead_letters, blocked, sampled_at, sample_age, log_start, log_end, lag_records, lag_seconds, headroom_records,
-       headroom_seconds, owned, next_record_at, reached_at, reached_end, log_start_since, past_log_start,
+SELECT consumer_group, topic, partition, next_offset, committed_at, record_time, owner, host, pid, stop_kind,
+       stop_offset, stopped_at, dead_letters, blocked, sampled_at, sample_age, log_start, log_end, lag_records,
+       lag_seconds, headroom_records, headroom_seconds, owned, next_record_at, reached_at, reached_end,
+       log_start_since, past_log_start,
        statement_timestamp() AS now
 FROM seekpoint.lag
 WHERE consumer_group = ANY (%(names)s);

@@ -47,6 +47,11 @@ def test_each_statement_is_used_and_each_that_is_used_is_there() -> None:
     assert used == {(stem.upper(), query.name) for stem, query in QUERIES}
 
 
+def test_lines_are_as_long_as_those_of_code() -> None:
+    lines = [line for file in FOLDER.glob("*.sql") for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [line for line in lines if len(line) > 120] == []
+
+
 def test_a_file_lists_the_states_of_a_closed_run_as_the_tables_do() -> None:
     closed = ", ".join(f"'{state}'" for state in RELOAD_CLOSED)
     lists = [

@@ -200,7 +200,7 @@ def _dead_letters() -> Any:
 
 @_entry("groups")
 def _groups() -> Any:
-    """List groups; pause one, resume it, forget it."""
+    """List groups; pause one, resume it, replace it, forget it."""
     from seekpoint.cli.groups import app as group
 
     return _group("groups", group)

@@ -104,10 +104,8 @@ def close_unchanged(driver: Driver) -> CutOver:
     with driver.step("compared") as tx:
         driver.transition(tx, "cut_over")
         for group in sorted(tx.run.groups):
-            reason = f"reload {tx.run.id}, no row differed: {tx.run.reason}"
-            record_action(
-                GroupConnection(tx.connection, tx.schema, group), "cut-over", actor=tx.run.actor, reason=reason
-            )
+            done = f"reload {tx.run.id}, no row differed: {tx.run.reason}"
+            record_action(GroupConnection(tx.connection, tx.schema, group), "cut-over", actor=tx.run.actor, reason=done)
     return CutOver(0.0, 0, 0, 1)
 
 

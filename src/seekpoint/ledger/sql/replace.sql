@@ -44,7 +44,8 @@ WHERE letter.consumer_group IN (%(old_group)s, %(new_group)s)
   AND NOT EXISTS (
       SELECT
       FROM seekpoint.dead_letter AS same
-      WHERE same.consumer_group = CASE letter.consumer_group WHEN %(old_group)s THEN %(new_group)s ELSE %(old_group)s END
+      WHERE same.consumer_group IN (%(old_group)s, %(new_group)s)
+        AND same.consumer_group <> letter.consumer_group
         AND same.topic_id = letter.topic_id
         AND same.partition = letter.partition
         AND same.record_offset = letter.record_offset
@@ -104,7 +105,7 @@ WHERE own.consumer_group IN (%(old_group)s, %(new_group)s)
 
 -- name: dead_letters_aside
 -- Dead letters go with the tables that lack their records (I4). In three statements, because both groups may have one
--- of the same record, and a unique key is checked row by row: meanwhile those of the new group are at partitions below 0.
+-- of the same record, and a unique key is checked row by row: meanwhile the new group's are at partitions below 0.
 UPDATE seekpoint.dead_letter SET partition = -1 - partition WHERE consumer_group = %(new_group)s;
 
 -- name: dead_letters_to_new

@@ -13,7 +13,6 @@ from uuid import UUID, uuid4
 import pytest
 from confluent_kafka.cimpl import NewPartitions
 from sqlalchemy import Engine, create_engine, event, text
-from sqlalchemy.dialects.postgresql import psycopg
 
 from seekpoint import Ledger, Partition
 from seekpoint.cli.status import RetryStatus
@@ -21,6 +20,7 @@ from seekpoint.errors import ConfigError, NotApplied, OffsetLost, SeekpointError
 from seekpoint.ledger import Passed, wait
 from seekpoint.ledger.claim import Attempt
 from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import WAIT
 from seekpoint.ledger.tables import dead_letter, in_schema
 from seekpoint.records import State
 from support.fixtures import NewEngine
@@ -146,8 +146,7 @@ def test_a_look_is_a_lookup_by_the_primary_key(desk: Desk) -> None:
     with engine.begin() as tx:
         tx.execute(text(fill))
         tx.execute(text(f"ANALYZE {schema}.partition_offset"))
-    compiled = wait.PASSED_YET.compile(dialect=psycopg.dialect())  # type: ignore[no-untyped-call]
-    query = str(compiled).replace("seekpoint.", f"{schema}.")
+    query = WAIT["passed_yet"].in_schema(schema)
     with engine.connect() as tx:
         given = {"group": "g", "topic": "u", "partition": 77}
         plan = tx.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {query}", given).scalar_one()[0]["Plan"]

@@ -24,11 +24,12 @@ from seekpoint import Append, Json, Pipeline, Upsert, schema
 from seekpoint.admin import Admin
 from seekpoint.cli.app import app
 from seekpoint.errors import ConfigError
-from seekpoint.ledger import Ledger, wait
+from seekpoint.ledger import Ledger
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.sql import (
     BATCH,
+    DEAD_LETTERS,
     EXPORT_MANIFEST,
     FORGET,
     PURGE,
@@ -37,9 +38,9 @@ from seekpoint.ledger.sql import (
     REPROCESS,
     RESETS,
     STATUS,
+    WAIT,
     Query,
     admin,
-    dead_letters,
     partition_offset,
 )
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
@@ -50,9 +51,10 @@ from seekpoint.worker.replay import replay_one
 from support.databases import new_database
 from support.ledger_roles import LedgerRoles
 
-MODULES = (partition_offset, admin, wait, dead_letters, replay_one)
+MODULES = (partition_offset, admin, replay_one)
 FILES = {
     "batch": BATCH,
+    "dead_letters": DEAD_LETTERS,
     "export_manifest": EXPORT_MANIFEST,
     "forget": FORGET,
     "purge": PURGE,
@@ -61,6 +63,7 @@ FILES = {
     "reprocess": REPROCESS,
     "resets": RESETS,
     "status": STATUS,
+    "wait": WAIT,
 }
 GIVEN = {
     "RECORD_ACTION": ["action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
@@ -196,7 +199,7 @@ REFUSED = {
         *DELETES,
         *("forget.delete_samples", "forget.delete_workers", "forget.restore_position", "forget.restore_topic"),
         *("partition_offset.CLAIM", "admin.INSERT_GROUP", "admin.INSERT_ROWS", "admin.STORE_TABLES"),
-        *("dead_letters.INSERT_DEAD_LETTERS", "status.insert_samples", "status.prune_samples", "status.worker_seen"),
+        *("dead_letters.insert", "status.insert_samples", "status.prune_samples", "status.worker_seen"),
         *("status.delete_unseen", "reprocess.insert_run", "reprocess.lock_run", "reprocess.abandon_run"),
         *("replay_request.take_request", "replay_request.request_seen", "replay_request.record_request"),
         *("replay_request.fail_abandoned", "replay_request.fail_outdated"),

@@ -10,10 +10,10 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.ledger import Expected, Ledger, Move, wait
+from seekpoint.ledger import Expected, Ledger, Move
 from seekpoint.ledger.dead_letters import DeadLetters
+from seekpoint.ledger.sql import DEAD_LETTERS, WAIT
 from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import dead_letters as deadletters
 from seekpoint.ledger.sql import partition_offset as statements
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.failures import for_each
@@ -45,9 +45,9 @@ NAMES = (
     "RECORD_ATTEMPTS",
     "RECORD_SUSPECTS",
     "KNOWN_TOPICS",
-    "OPEN_KEYS",
+    "open_keys",
 )
-STATEMENTS = {**vars(administration), **vars(deadletters), **vars(statements)}
+STATEMENTS = {**vars(administration), **DEAD_LETTERS, **vars(statements)}
 FILL = """
     INSERT INTO {schema}.consumer_group (name) SELECT 'other ' || n FROM generate_series(0, 8) n;
     INSERT INTO {schema}.consumer_group (name, cluster_id) VALUES ('g', 'c');
@@ -184,7 +184,7 @@ def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Fille
 # -- dead letters ---------------------------------------------------------------------------------------------
 
 TOPIC_ID = UUID(int=1)
-DEAD_LETTERS = """
+PILE = """
     INSERT INTO {schema}.consumer_group (name, cluster_id) VALUES ('g', 'c');
     INSERT INTO {schema}.partition_offset
       (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
@@ -198,16 +198,16 @@ DEAD_LETTERS = """
            'handler', 'ValueError', repeat('t', 500), 1, 1
     FROM generate_series(0, 9999) n ORDER BY random()"""
 
-# The statements of batches, replays and resets, with their values. (COUNT_OPEN and LIST_LETTERS are for people: what
+# The statements of batches, replays and resets, with their values. (count_open and list are for people: what
 # they ask for may be most of the table.)
 ASKED: Mapping[str, Mapping[str, Any]] = {
-    "OPEN_KEYS": {"asked_topic": ["t"] * 6, "asked_partition": [3, 9, 27, 50, 77, 99]},
-    "FIRST_OF_KEY": {"topic_id": TOPIC_ID, "partition": 7, "key": b"key 7"},
-    "GET_DEAD_LETTER": {"id": 77},
-    "LOCK_DEAD_LETTER": {"id": 77},
-    "FIND_DEAD_LETTER": {"id": 77},
-    "CLOSE_DEAD_LETTER": {"closing": 77, "to_state": "replayed", "actor": "a", "reason": "r", "replayed": True},
-    "FAILED_AGAIN": {"failing": 77, "its_error": "e", "its_traceback": None},
+    "open_keys": {"asked_topic": ["t"] * 6, "asked_partition": [3, 9, 27, 50, 77, 99]},
+    "first_of_key": {"topic_id": TOPIC_ID, "partition": 7, "key": b"key 7"},
+    "get": {"id": 77},
+    "lock": {"id": 77},
+    "find": {"id": 77},
+    "close": {"id": 77, "state": "replayed", "actor": "a", "reason": "r", "replayed": True},
+    "failed_again": {"id": 77, "error": "e", "traceback": None},
     "SUPERSEDE": {"at_topic_id": TOPIC_ID, "at_partition": 7, "to_offset": 90, "actor": "a", "reason": "r"},
 }
 
@@ -216,7 +216,7 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
 def pile(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Filled]:
     """A ledger with 10,000 dead letters in 100 partitions, a third of them open."""
     tables = ("dead_letter", "partition_offset")
-    with filled_ledger(seekpoint_dsn, tables, DEAD_LETTERS, request.param, topic_id=TOPIC_ID) as filled:
+    with filled_ledger(seekpoint_dsn, tables, PILE, request.param, topic_id=TOPIC_ID) as filled:
         yield filled
 
 
@@ -239,8 +239,8 @@ def test_the_first_of_a_key_is_found_by_the_key(pile: Filled) -> None:
     """I4: replaying many dead letters of one partition costs as many lookups, not their square (once analyzed)."""
     with pile.engine.connect() as tx:
         tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
-        given = {"group": "g", **ASKED["FIRST_OF_KEY"]}
-        plan = plan_of(tx, pile.schema, deadletters.FIRST_OF_KEY, given, how="FORMAT JSON")
+        given = {"group": "g", **ASKED["first_of_key"]}
+        plan = plan_of(tx, pile.schema, DEAD_LETTERS["first_of_key"], given, how="FORMAT JSON")
         tx.rollback()
     assert {node["Index Name"] for node in scans(plan, "dead_letter")} == {"dead_letter_key_idx"}
 
@@ -311,7 +311,7 @@ def test_a_key_is_read_once_however_many_dead_letters_it_has(
     if analyzed:
         tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
     given = {"group": "g", "asked_topic": ["blocked"], "asked_partition": [0]}
-    plan = plan_of(tx, pile.schema, deadletters.OPEN_KEYS, given, how="ANALYZE, BUFFERS, FORMAT JSON")
+    plan = plan_of(tx, pile.schema, DEAD_LETTERS["open_keys"], given, how="ANALYZE, BUFFERS, FORMAT JSON")
     assert rows_read(plan, "dead_letter") == 5, plan  # the last one is of another partition
     letters = DeadLetters(Ledger(pile.engine, "g", schema=pile.schema))
     here = Partition("blocked", 0)
@@ -346,7 +346,7 @@ def test_the_resets_of_one_partition_are_found_by_an_index(busy: tuple[Connectio
     """I5: a wait for a record asks whether a reset passed it; replays and discards are not in the way."""
     tx, name = busy
     given = {"group": "g", "topic": "t", "partition": 7, "asked_offset": offset}
-    plan = plan_of(tx, name, wait.BECAME, given)
+    plan = plan_of(tx, name, WAIT["became"], given)
     tx.rollback()
     (scan,) = scans(plan, "admin_action")
     assert scan["Index Name"] == "admin_action_reset_idx", plan
@@ -355,6 +355,6 @@ def test_the_resets_of_one_partition_are_found_by_an_index(busy: tuple[Connectio
 
 def test_a_prepared_statement_finds_the_resets_of_a_partition_too(busy: tuple[Connection, str]) -> None:
     """I5: psycopg prepares what is repeated; the partial index fits without the values, too."""
-    plan = prepared_plan(busy[0], busy[1], wait.BECAME)
+    plan = prepared_plan(busy[0], busy[1], WAIT["became"])
     busy[0].rollback()
     assert [scan["Index Name"] for scan in scans(plan, "admin_action")] == ["admin_action_reset_idx"], plan

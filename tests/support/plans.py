@@ -14,6 +14,7 @@ from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
 from seekpoint.ledger.sql import Query
+from seekpoint.postgres.round_trip import numbered
 
 Plan = Mapping[str, Any]
 
@@ -61,8 +62,11 @@ def prepared_plan(tx: Connection, ledger: str, statement: Any) -> Plan:
     """The plan without values: psycopg prepares what is repeated."""
     if (tx.dialect.server_version_info or (0,)) < (16,):
         pytest.skip("EXPLAIN (GENERIC_PLAN) came with Postgres 16")
-    dialect = psycopg.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-    query = str(statement.compile(dialect=dialect)).replace("seekpoint.", f"{ledger}.")
+    if isinstance(statement, Query):
+        query, _ = numbered(statement.in_schema(ledger))
+    else:
+        dialect = psycopg.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+        query = str(statement.compile(dialect=dialect)).replace("seekpoint.", f"{ledger}.")
     plan: Plan = tx.exec_driver_sql(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {query}").scalar_one()[0]["Plan"]
     return plan
 

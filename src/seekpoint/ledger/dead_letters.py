@@ -19,9 +19,9 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import dead_letters as sql
+from seekpoint.ledger.sql import DEAD_LETTERS, arrays
 from seekpoint.ledger.sql.admin import LOCK_ROW
-from seekpoint.ledger.sql.partition_offset import ASKED, SHARE_GROUP, arrays
+from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State, storable
 
@@ -118,29 +118,29 @@ def insert_parameters(new: NewDeadLetter, topic_ids: Mapping[str, UUID]) -> dict
     """The insert's parameters for one record."""
     record, failure = new.record, new.failure
     return {
-        "its_topic": record.topic,
-        "its_topic_id": topic_ids[record.topic],
-        "its_partition": record.partition,
-        "its_record_offset": record.offset,
-        "its_leader_epoch": record.leader_epoch,
-        "its_timestamp_ms": record.timestamp_ms,
-        "its_key": record.key,
-        "its_value": None if new.state is State.SKIPPED else record.value,
-        "its_header_names": [name_bytes(name) for name, _ in record.headers],
-        "its_header_values": [value for _, value in record.headers],
-        "its_state": new.state.value,
-        "its_cause": failure.cause.value,
+        "topic": record.topic,
+        "topic_id": topic_ids[record.topic],
+        "partition": record.partition,
+        "record_offset": record.offset,
+        "leader_epoch": record.leader_epoch,
+        "timestamp_ms": record.timestamp_ms,
+        "key": record.key,
+        "value": None if new.state is State.SKIPPED else record.value,
+        "header_names": [name_bytes(name) for name, _ in record.headers],
+        "header_values": [value for _, value in record.headers],
+        "state": new.state.value,
+        "cause": failure.cause.value,
         **explained(failure),
-        "its_sqlstate": failure.sqlstate,
-        "its_attempts": failure.attempts,
-        "its_error_line": failure.where,
+        "sqlstate": failure.sqlstate,
+        "attempts": failure.attempts,
+        "error_line": failure.where,
     }
 
 
 def explained(failure: Failure) -> dict[str, str | None]:
     """Error and traceback as Postgres can store them: dead-lettering itself must not fail."""
     trace = failure.traceback
-    return {"its_error": storable(failure.error), "its_traceback": None if trace is None else storable(trace)}
+    return {"error": storable(failure.error), "traceback": None if trace is None else storable(trace)}
 
 
 def name_bytes(name: str) -> bytes:
@@ -231,10 +231,10 @@ class DeadLetters:
         """
         if not dead_letters:
             return
-        own = {"its_version": version, "its_dead_lettered_by": self.ledger.owner}
+        own = {"version": version, "dead_lettered_by": self.ledger.owner}
         ordered = sorted(dead_letters, key=lambda new: (new.record.topic, new.record.partition, new.record.offset))
         self.ledger.group_connection(tx).execute(
-            sql.INSERT_DEAD_LETTERS, [insert_parameters(new, topic_ids) | own for new in ordered]
+            DEAD_LETTERS["insert"], [insert_parameters(new, topic_ids) | own for new in ordered]
         )
 
     def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], int]:
@@ -242,8 +242,8 @@ class DeadLetters:
 
         Null keys are left out; dead letters of a topic that was recreated since block nothing.
         """
-        asked = arrays(ASKED, sorted(partitions))
-        rows = self.ledger.group_connection(tx).execute(sql.OPEN_KEYS, **asked)
+        asked = arrays(sorted(partitions), "asked_topic", "asked_partition")
+        rows = self.ledger.group_connection(tx).execute(DEAD_LETTERS["open_keys"], **asked)
         return {(Partition(r.topic, r.partition), bytes(r.key)): r.first for r in rows}
 
     # -- for operators -----------------------------------------------------------------------------------
@@ -251,13 +251,13 @@ class DeadLetters:
     def count_open(self) -> Mapping[Partition, int]:
         """How many dead letters wait for a decision, by partition; partitions without any are left out."""
         with self.ledger.begin() as tx:
-            return {Partition(r.topic, r.partition): r.n for r in tx.execute(sql.COUNT_OPEN)}
+            return {Partition(r.topic, r.partition): r.n for r in tx.execute(DEAD_LETTERS["count_open"])}
 
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
         """One dead letter, whole. Raises ConfigError where the group has none of that id."""
         self._refuse_no_id(id)
         with self.ledger.begin() as tx:
-            found = tx.execute(sql.GET_DEAD_LETTER, id=id).one_or_none()
+            found = tx.execute(DEAD_LETTERS["get"], id=id).one_or_none()
         if found is None:
             raise self._unknown(id)
         return dead_letter_of(found)
@@ -274,7 +274,7 @@ class DeadLetters:
         conditions = _conditions(where)
         place = dict.fromkeys(_PLACE) if after is None else dict(zip(_PLACE, rank(after), strict=True))
         with self.ledger.begin() as tx:
-            rows = tx.execute(sql.LIST_DEAD_LETTERS, most=limit, with_values=with_values, **conditions, **place)
+            rows = tx.execute(DEAD_LETTERS["list"], most=limit, with_values=with_values, **conditions, **place)
             return [dead_letter_of(each) for each in rows]
 
     def chosen(self, ids: Iterable[int]) -> Sequence[DeadLetter]:
@@ -283,7 +283,7 @@ class DeadLetters:
         for each in asked:
             self._refuse_no_id(each)
         with self.ledger.begin() as tx:
-            found = [dead_letter_of(row) for row in tx.execute(sql.CHOSEN_DEAD_LETTERS, ids=sorted(asked))]
+            found = [dead_letter_of(row) for row in tx.execute(DEAD_LETTERS["chosen"], ids=sorted(asked))]
         if unknown := asked - {one.id for one in found}:
             raise self._unknown(min(unknown))
         return found
@@ -294,7 +294,7 @@ class DeadLetters:
         for each in asked:
             self._refuse_no_id(each)
         with self.ledger.begin() as tx:
-            found = tx.execute(sql.IN_ORDER, ids=sorted(asked)).scalars().all()
+            found = tx.execute(DEAD_LETTERS["in_order"], ids=sorted(asked)).scalars().all()
         if unknown := asked - {*found}:
             raise self._unknown(min(unknown))
         return found
@@ -303,7 +303,7 @@ class DeadLetters:
         """How many dead letters meet every condition, by cause, most first. Raises ConfigError as :meth:`list`."""
         conditions = _conditions(where)
         with self.ledger.begin() as tx:
-            rows = [row._asdict() for row in tx.execute(sql.DEAD_LETTERS_BY_CAUSE, **conditions)]
+            rows = [row._asdict() for row in tx.execute(DEAD_LETTERS["by_cause"], **conditions)]
         return [DeadLetterCause(**row | {"cause": Cause(row["cause"]), "topics": tuple(row["topics"])}) for row in rows]
 
     # -- replay and discard  ----------------------------------------------------------------------------
@@ -320,10 +320,10 @@ class DeadLetters:
         self.ledger.configure(tx, self._lock_wait)
         scope = self.ledger.group_connection(tx)
         scope.execute(SHARE_GROUP).one_or_none()
-        where = scope.execute(sql.FIND_DEAD_LETTER, id=id).one_or_none()
+        where = scope.execute(DEAD_LETTERS["find"], id=id).one_or_none()
         if where is not None:
             scope.execute(LOCK_ROW, topic=where.topic, partition=where.partition).one_or_none()
-            if (found := scope.execute(sql.LOCK_DEAD_LETTER, id=id).one_or_none()) is not None:
+            if (found := scope.execute(DEAD_LETTERS["lock"], id=id).one_or_none()) is not None:
                 return dead_letter_of(found)
         raise self._unknown(id)
 
@@ -337,7 +337,7 @@ class DeadLetters:
         found: int | None = (
             self.ledger.group_connection(tx)
             .execute(
-                sql.FIRST_OF_KEY,
+                DEAD_LETTERS["first_of_key"],
                 topic_id=dead_letter.topic_id,
                 partition=dead_letter.partition,
                 key=dead_letter.key,
@@ -366,9 +366,9 @@ class DeadLetters:
         actor, reason = storable(actor), storable(reason)
         scope = self.ledger.group_connection(tx)
         closed = scope.execute(
-            sql.CLOSE_DEAD_LETTER,
-            closing=dead_letter.id,
-            to_state=state.value,
+            DEAD_LETTERS["close"],
+            id=dead_letter.id,
+            state=state.value,
             actor=actor,
             reason=reason,
             replayed=state is State.REPLAYED,
@@ -383,7 +383,8 @@ class DeadLetters:
 
         Runs after the replay's rows were rolled back. Raises Fenced where the dead letter is not open any more.
         """
-        kept = self.ledger.group_connection(tx).execute(sql.FAILED_AGAIN, failing=dead_letter.id, **explained(failure))
+        scope = self.ledger.group_connection(tx)
+        kept = scope.execute(DEAD_LETTERS["failed_again"], id=dead_letter.id, **explained(failure))
         if kept.rowcount != 1:
             raise _closed(dead_letter)
 

@@ -10,88 +10,20 @@ from time import monotonic, sleep
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Row, Text, and_, bindparam, func, literal, literal_column, select, true
+from sqlalchemy import Row
 
 from seekpoint import remedies
 from seekpoint.errors import ConfigError, NotApplied
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import FORGET
+from seekpoint.ledger.sql import FORGET, WAIT, Query
 from seekpoint.ledger.sql import partition_offset as sql
-from seekpoint.ledger.tables import (
-    IS_RESET,
-    LARGEST_BIGINT,
-    LARGEST_INTEGER,
-    admin_action,
-    consumer_group,
-    dead_letter,
-    partition_offset,
-)
+from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Partition, State
 
 # A poll costs the server one lookup by primary key. The pause between two polls is a share of the time waited so far,
 # within bounds (seconds): the answer is late by at most that share, and a long wait costs ten polls a second.
 SHORTEST, LONGEST, SHARE = 0.005, 0.1, 0.25
-
-_offset, _group, _action, _dead_letter = partition_offset.c, consumer_group.c, admin_action.c, dead_letter.c
-_asked = bindparam("asked_offset", type_=BigInteger)
-_row = sql.is_at(_offset)
-PASSED_YET = select(_offset.next_offset, _offset.topic_id, _offset.stop_kind).where(*_row)
-
-# The last reset across the offset: forwards, the record was not read since; backwards, it was read again before the
-# position could be past it once more.
-_crossing = (
-    select(_action.id, _action.actor, _action.reason, (_action.from_offset < _action.to_offset).label("forwards"))
-    .where(
-        _action.consumer_group == sql.GROUP,
-        IS_RESET,
-        _action.topic == _offset.topic,
-        _action.partition == _offset.partition,
-        func.least(_action.from_offset, _action.to_offset) <= _asked,
-        func.greatest(_action.from_offset, _action.to_offset) > _asked,
-    )
-    .order_by(_action.id.desc())
-    .limit(literal_column("1"))
-    .lateral("crossing")
-)
-# Position and dead letter in one snapshot: they became visible together (I1).
-BECAME = (
-    select(
-        _offset.next_offset,
-        _offset.topic_id,
-        _offset.first_offset,
-        _crossing.c.id.label("reset_id"),
-        _crossing.c.forwards,
-        _crossing.c.actor,
-        _crossing.c.reason,
-        _dead_letter.state,
-    )
-    .select_from(
-        partition_offset.outerjoin(_crossing, true()).outerjoin(
-            dead_letter,
-            and_(
-                _dead_letter.consumer_group == _offset.consumer_group,
-                _dead_letter.topic_id == _offset.topic_id,
-                _dead_letter.partition == _offset.partition,
-                _dead_letter.record_offset == _asked,
-                _dead_letter.state != literal(State.SUPERSEDED.value, Text),  # it was read again since
-            ),
-        )
-    )
-    .where(*_row)
-)
-PROGRESS = (
-    select(
-        partition_offset,
-        _group.paused,
-        _group.paused_reason,
-        _group.paused_by,
-        func.extract("epoch", func.clock_timestamp() - _offset.committed_at).label("still"),
-        func.extract("epoch", _offset.retry_at - func.clock_timestamp()).label("retry_in"),
-    )
-    .join(consumer_group, _group.name == _offset.consumer_group)
-    .where(*_row)
-)
 
 Look = Callable[[], AbstractContextManager[GroupConnection]]
 """Lends a connection for one statement outside of any transaction."""
@@ -152,7 +84,7 @@ class Wanted:
         """The error that the record was not passed in time, with the partition's position."""
         return NotApplied(self.partition, self.offset, position, why)
 
-    def ask(self, look: Look, statement: Any, **more: Any) -> Row[Any] | None:
+    def ask(self, look: Look, statement: Query, **more: Any) -> Row[Any] | None:
         """Run one statement, on a connection that is returned at once."""
         with look() as scope:
             return scope.execute(
@@ -165,7 +97,7 @@ def wait(look: Look, wanted: Wanted) -> Passed:
     began = monotonic()
     topic_id, met = wanted.topic_id, False
     while True:
-        row = wanted.ask(look, PASSED_YET)
+        row = wanted.ask(look, WAIT["passed_yet"])
         if row is not None:  # else not claimed yet: a new group, or a partition that was just added
             topic_id = topic_id or row.topic_id
             if row.topic_id == topic_id:
@@ -189,7 +121,7 @@ def pause(waited: float) -> float:
 
 def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
     """What happened to the record; None if the position was rewound meanwhile."""
-    row = wanted.ask(look, BECAME, asked_offset=wanted.offset)
+    row = wanted.ask(look, WAIT["became"], asked_offset=wanted.offset)
     if row is None or row.topic_id != topic_id or row.next_offset <= wanted.offset:
         return None
     unread, is_reset = None, row.reset_id is not None and row.reset_id > _last_begin(look)
@@ -233,7 +165,7 @@ def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
 
 
 def _stopped(look: Look, wanted: Wanted) -> NotApplied:
-    row = wanted.ask(look, PROGRESS)
+    row = wanted.ask(look, WAIT["progress"])
     if row is None or row.stop_kind is None:
         return wanted.missed(None if row is None else row.next_offset, "its partition was stopped just now: wait again")
     return wanted.missed(
@@ -245,7 +177,7 @@ def _stopped(look: Look, wanted: Wanted) -> NotApplied:
 
 def _late(look: Look, wanted: Wanted, topic_id: UUID | None) -> NotApplied:
     """The error after the timeout: the position, and what the partition waits for."""
-    row = wanted.ask(look, PROGRESS)
+    row = wanted.ask(look, WAIT["progress"])
     if row is None:
         return wanted.missed(None, "the partition's row was deleted meanwhile")
     missing = wanted.offset - row.next_offset

@@ -20,7 +20,7 @@ from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, reme
 from seekpoint.jobs.tables.targets import PipelineSource, Target, aimed, aimed_pipeline, targets
 from seekpoint.kafka.ranges import IDLE, Piece, Range, RangeFollower
 from seekpoint.ledger.dead_letters import dead_letter_of
-from seekpoint.ledger.sql.dead_letters import GET_DEAD_LETTER
+from seekpoint.ledger.sql import DEAD_LETTERS
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import Partition, RawRecord, State
@@ -216,7 +216,7 @@ class CatchUp:
             live.topic_id.in_(ids.values()),  # not those of an earlier topic of the name, at the same offsets
         ]
         found = tx.execute(delete(out).where(*is_same, *is_replayed).returning(live.id)).scalars().all()
-        records = [dead_letter_of(tx.execute(GET_DEAD_LETTER, group=group, id=id_).one()).record for id_ in found]
+        records = [dead_letter_of(tx.execute(DEAD_LETTERS["get"], group=group, id=id_).one()).record for id_ in found]
         return sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
 
     def _seen(self, tx: Step, group: str) -> Callable[[Sequence[DecodedRecord]], None] | None:

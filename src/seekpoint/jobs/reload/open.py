@@ -22,9 +22,8 @@ from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, reso
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.schema_revision import check
-from seekpoint.ledger.sql import RELOAD_RUN, STATUS
+from seekpoint.ledger.sql import DEAD_LETTERS, RELOAD_RUN, STATUS
 from seekpoint.ledger.sql.admin import ALONE
-from seekpoint.ledger.sql.dead_letters import COUNT_OPEN
 from seekpoint.records import Partition, storable
 
 
@@ -199,7 +198,7 @@ def _open_letters(tx: Tx, groups: Sequence[str]) -> dict[tuple[str, str], int]:
     """How many dead letters of each group and topic are open."""
     found: dict[tuple[str, str], int] = {}
     for group in groups:
-        for row in tx.execute(COUNT_OPEN, group=group):
+        for row in tx.execute(DEAD_LETTERS["count_open"], group=group):
             found[group, row.topic] = found.get((group, row.topic), 0) + row.n
     return found
 

@@ -208,7 +208,7 @@ class RangeRun:
 def _columns(dead_letter: NewDeadLetter, ids: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a row of ``reprocess_dead_letter``."""
     given = insert_parameters(dead_letter, ids)
-    return {each.name: given[f"its_{each.name}"] for each in reprocess_dead_letter.c if f"its_{each.name}" in given}
+    return {each.name: given[each.name] for each in reprocess_dead_letter.c if each.name in given}
 
 
 def _may_pass(error: BaseException) -> bool:

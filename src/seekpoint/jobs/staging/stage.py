@@ -26,9 +26,9 @@ from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, is_there, of
 from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, targets
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import insert_parameters
-from seekpoint.ledger.sql import RELOAD_RUN
-from seekpoint.ledger.sql.dead_letters import INSERT_DEAD_LETTERS
-from seekpoint.ledger.tables import dead_letter, in_schema, reload_staged
+from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.sql import DEAD_LETTERS, RELOAD_RUN
+from seekpoint.ledger.tables import dead_letter, reload_staged
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.sqlstates import is_data_error
@@ -237,12 +237,9 @@ def keep_dead_letters(
 ) -> None:
     """What cannot be applied goes to the run's own dead letters, whole."""
     if asides:
-        own = {"group": pipeline.group, "its_version": pipeline.version, "its_dead_lettered_by": None}
-        tx.connection.execute(
-            INSERT_DEAD_LETTERS,
-            [insert_parameters(aside, ids) | own for aside in asides],
-            execution_options=in_schema(staging.schema),
-        )
+        own = {"group": pipeline.group, "version": pipeline.version, "dead_lettered_by": None}
+        its = SchemaConnection(tx.connection, staging.schema)
+        its.execute(DEAD_LETTERS["insert"], [insert_parameters(aside, ids) | own for aside in asides])
 
 
 def left_out_of(connection: Connection, staging: Staging, group: str, range_: Range) -> LeftOut:

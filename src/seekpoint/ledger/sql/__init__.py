@@ -50,6 +50,7 @@ def arrays(rows: Sequence[Sequence[Any]], *names: str) -> dict[str, list[Any]]:
 
 
 BATCH = load("batch.sql")
+DEAD_LETTERS = load("dead_letters.sql")
 EXPORT_MANIFEST = load("export_manifest.sql")
 FORGET = load("forget.sql")
 PURGE = load("purge.sql")
@@ -59,3 +60,4 @@ REPLAY_REQUEST = load("replay_request.sql")
 REPROCESS = load("reprocess.sql")
 RESETS = load("resets.sql")
 STATUS = load("status.sql")
+WAIT = load("wait.sql")

@@ -18,8 +18,9 @@ from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetterCause, DeadLetters, Where, name_bytes
-from seekpoint.ledger.sql.dead_letters import GROUP_OF_DEAD_LETTER
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
+from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.sql import DEAD_LETTERS
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.backoff import Backoff, retried
 from seekpoint.postgres.engine import postgres_engine
@@ -221,7 +222,7 @@ def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEM
     found: str | None = None
     if abs(id) <= LARGEST_BIGINT:
         with postgres_engine(engine).connect() as connection:
-            found = connection.execute(GROUP_OF_DEAD_LETTER, {"id": id}, execution_options=in_schema(schema)).scalar()
+            found = SchemaConnection(connection, schema).execute(DEAD_LETTERS["group_of"], id=id).scalar()
     if found is None:
         raise ConfigError(f"the ledger in schema {schema!r} has no dead letter {id}: `list` shows those of a group")
     return str(found)

@@ -1,0 +1,199 @@
+-- Records that were passed and not applied.
+
+-- name: insert
+-- Run once for each record, in a pipeline: values of many megabytes would make one array of them larger than a message
+-- may be, and arrays of headers are ragged. A record that was passed before (the position was reset, or a failover lost
+-- commits) opens its dead letter again: earlier decisions were about another reading of it.
+INSERT INTO seekpoint.dead_letter
+    (consumer_group, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value, header_names,
+     header_values, state, cause, error, traceback, sqlstate, attempts, version, dead_lettered_by, error_line)
+VALUES (%(group)s, %(topic)s, %(topic_id)s, %(partition)s, %(record_offset)s, %(leader_epoch)s, %(timestamp_ms)s,
+        %(key)s::bytea, %(value)s::bytea, %(header_names)s::bytea[], %(header_values)s::bytea[], %(state)s, %(cause)s,
+        %(error)s, %(traceback)s, %(sqlstate)s, %(attempts)s, %(version)s, %(dead_lettered_by)s, %(error_line)s)
+ON CONFLICT ON CONSTRAINT dead_letter_record_key DO UPDATE
+SET topic = excluded.topic,
+    topic_id = excluded.topic_id,
+    partition = excluded.partition,
+    record_offset = excluded.record_offset,
+    leader_epoch = excluded.leader_epoch,
+    timestamp_ms = excluded.timestamp_ms,
+    key = excluded.key,
+    value = excluded.value,
+    header_names = excluded.header_names,
+    header_values = excluded.header_values,
+    state = excluded.state,
+    cause = excluded.cause,
+    error = excluded.error,
+    traceback = excluded.traceback,
+    sqlstate = excluded.sqlstate,
+    attempts = excluded.attempts,
+    version = excluded.version,
+    dead_lettered_by = excluded.dead_lettered_by,
+    error_line = excluded.error_line,
+    dead_lettered_at = clock_timestamp(),
+    replays = 0,
+    replayed_at = NULL,
+    replay_error = NULL,
+    replay_traceback = NULL,
+    closed_at = NULL,
+    closed_by = NULL,
+    closed_reason = NULL;
+
+-- name: open_keys
+-- The keys that have an open dead letter, of the topic as it is today: offsets of an earlier one come before nothing.
+-- From key to key along dead_letter_key_idx, one descent each: of a key that blocks 300,000 records, one is read. Each
+-- step asks for the next entry of the index, whosever it is, and then whether it is of this partition: with the
+-- partition among the conditions, a planner without statistics would find all of its dead letters first, and sort them.
+WITH RECURSIVE step (topic, partition, topic_id, key, hash, first) AS (
+    SELECT asked.topic, asked.partition, today.topic_id, NULL::bytea, ''::bytea, NULL::bigint -- '' is before all hashes
+    FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
+    CROSS JOIN LATERAL (
+        SELECT topic_id
+        FROM seekpoint.partition_offset
+        WHERE consumer_group = %(group)s AND topic = asked.topic AND partition = asked.partition
+        LIMIT 1 -- keeps it a lookup for each row
+    ) AS today
+    UNION ALL
+    SELECT step.topic, step.partition, step.topic_id, next.key, next.hash, next.record_offset
+    FROM step
+    CROSS JOIN LATERAL (
+        SELECT consumer_group, topic_id, partition, key, sha256(key) AS hash, record_offset
+        FROM seekpoint.dead_letter
+        WHERE (consumer_group, topic_id, partition, sha256(key))
+              > (%(group)s::text, step.topic_id, step.partition, step.hash)
+          AND key IS NOT NULL
+          AND state IN ('dead_lettered', 'blocked')
+        ORDER BY consumer_group, topic_id, partition, sha256(key), record_offset
+        LIMIT 1
+    ) AS next
+    WHERE next.consumer_group = %(group)s AND next.topic_id = step.topic_id AND next.partition = step.partition
+)
+SELECT topic, partition, key, first FROM step WHERE key IS NOT NULL;
+
+-- name: count_open
+SELECT topic, partition, count(*) AS n
+FROM seekpoint.dead_letter
+WHERE consumer_group = %(group)s AND state IN ('dead_lettered', 'blocked')
+GROUP BY topic, partition
+ORDER BY topic, partition;
+
+-- name: get
+SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value,
+       octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
+       version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
+       closed_by, closed_reason, error_line
+FROM seekpoint.dead_letter
+WHERE consumer_group = %(group)s AND id = %(id)s;
+
+-- name: lock
+SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value,
+       octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
+       version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
+       closed_by, closed_reason, error_line
+FROM seekpoint.dead_letter
+WHERE consumer_group = %(group)s AND id = %(id)s
+FOR UPDATE;
+
+-- name: find
+SELECT topic, partition FROM seekpoint.dead_letter WHERE consumer_group = %(group)s AND id = %(id)s;
+
+-- name: group_of
+-- Ids are unique among all groups: people need to type nothing else.
+SELECT consumer_group FROM seekpoint.dead_letter WHERE id = %(id)s;
+
+-- name: in_order
+SELECT id
+FROM seekpoint.dead_letter
+WHERE consumer_group = %(group)s AND id = ANY (%(ids)s::bigint[])
+ORDER BY topic, partition, record_offset, id;
+
+-- name: chosen
+-- Without their values.
+SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, NULL::bytea AS value,
+       octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
+       version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
+       closed_by, closed_reason, error_line
+FROM seekpoint.dead_letter
+WHERE consumer_group = %(group)s AND id = ANY (%(ids)s::bigint[])
+ORDER BY topic, partition, record_offset, id;
+
+-- name: list
+-- A page begins after a place, not after an id: the last dead letter of the page before may have been deleted
+-- meanwhile. An error's text begins with the exception's type: `type: message`, `type`, or `type (note)`.
+SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key,
+       CASE WHEN %(with_values)s::boolean THEN value END AS value,
+       octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
+       version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
+       closed_by, closed_reason, error_line
+FROM seekpoint.dead_letter
+WHERE consumer_group = %(group)s
+  AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
+  AND (%(partition)s::integer IS NULL OR partition = %(partition)s::integer)
+  AND (%(states)s::text[] IS NULL OR state = ANY (%(states)s::text[]))
+  AND (%(cause)s::text IS NULL OR cause = %(cause)s::text)
+  AND (%(from_offset)s::bigint IS NULL OR record_offset >= %(from_offset)s::bigint)
+  AND (%(to_offset)s::bigint IS NULL OR record_offset < %(to_offset)s::bigint)
+  AND (%(error)s::text IS NULL OR strpos(error, %(error)s::text) > 0)
+  AND (%(exception)s::text IS NULL OR substring(error, '^[^\s:]+(?=:|$| \()') = %(exception)s::text)
+  AND (%(error_line)s::text IS NULL OR error_line = %(error_line)s::text)
+  AND (%(key)s::bytea IS NULL OR key = %(key)s::bytea)
+  AND (%(since)s::timestamptz IS NULL OR dead_lettered_at >= %(since)s::timestamptz)
+  AND (%(after_id)s::bigint IS NULL
+       OR (topic, partition, record_offset, id)
+          > (%(after_topic)s::text, %(after_partition)s::integer, %(after_record_offset)s::bigint,
+             %(after_id)s::bigint))
+ORDER BY topic, partition, record_offset, id
+LIMIT %(most)s;
+
+-- name: by_cause
+SELECT cause, exception, error_line, count(*) AS count, array_agg(DISTINCT topic) AS topics,
+       min(dead_lettered_at) AS first_at, max(dead_lettered_at) AS last_at, min(id) AS first_id, min(error) AS error
+FROM (
+    SELECT cause, substring(error, '^[^\s:]+(?=:|$| \()') AS exception, error_line, topic, id, dead_lettered_at, error
+    FROM seekpoint.dead_letter
+    WHERE consumer_group = %(group)s
+      AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
+      AND (%(partition)s::integer IS NULL OR partition = %(partition)s::integer)
+      AND (%(states)s::text[] IS NULL OR state = ANY (%(states)s::text[]))
+      AND (%(cause)s::text IS NULL OR cause = %(cause)s::text)
+      AND (%(from_offset)s::bigint IS NULL OR record_offset >= %(from_offset)s::bigint)
+      AND (%(to_offset)s::bigint IS NULL OR record_offset < %(to_offset)s::bigint)
+      AND (%(error)s::text IS NULL OR strpos(error, %(error)s::text) > 0)
+      AND (%(exception)s::text IS NULL OR substring(error, '^[^\s:]+(?=:|$| \()') = %(exception)s::text)
+      AND (%(error_line)s::text IS NULL OR error_line = %(error_line)s::text)
+      AND (%(key)s::bytea IS NULL OR key = %(key)s::bytea)
+      AND (%(since)s::timestamptz IS NULL OR dead_lettered_at >= %(since)s::timestamptz)
+) AS failed
+GROUP BY cause, exception, error_line
+ORDER BY count(*) DESC, min(id);
+
+-- name: first_of_key
+-- The topic id is the dead letter's own: a key's order means something within one life of the topic. Grouped, so that
+-- the planner does not look for the least offset by walking over all keys.
+SELECT min(record_offset)
+FROM seekpoint.dead_letter
+WHERE consumer_group = %(group)s
+  AND topic_id = %(topic_id)s
+  AND partition = %(partition)s
+  AND sha256(key) = sha256(%(key)s::bytea)
+  AND key = %(key)s::bytea
+  AND state IN ('dead_lettered', 'blocked')
+GROUP BY key;
+
+-- name: close
+UPDATE seekpoint.dead_letter
+SET state = %(state)s,
+    closed_at = clock_timestamp(),
+    closed_by = %(actor)s,
+    closed_reason = %(reason)s,
+    replays = replays + CASE WHEN %(replayed)s::boolean THEN 1 ELSE 0 END,
+    replayed_at = CASE WHEN %(replayed)s::boolean THEN clock_timestamp() ELSE replayed_at END
+WHERE consumer_group = %(group)s AND id = %(id)s AND state IN ('dead_lettered', 'blocked');
+
+-- name: failed_again
+UPDATE seekpoint.dead_letter
+SET replays = replays + 1,
+    replayed_at = clock_timestamp(),
+    replay_error = %(error)s,
+    replay_traceback = %(traceback)s
+WHERE consumer_group = %(group)s AND id = %(id)s AND state IN ('dead_lettered', 'blocked');

@@ -591,6 +591,7 @@ def test_status(applied: Place) -> None:
         "pid": None,
         "worker": None,
         "dead_letters": 0,
+        "blocked": 0,
         "retry": None,
         "stop": None,
         "suspects_left": None,

@@ -68,8 +68,8 @@ _SPARK = ("tests/jobs/spark/", "tests/acceptance/test_demo_reload.py")
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under ``--dist loadgroup`` one worker runs all tests of ``tests/jobs/spark``: they share a Spark session.
 
-    And the demo with Spark: it has several JVMs, as a test of a cluster has, and takes 84 s beside one of these. Next to
-    two more such tests, on two cores, both took over four minutes.
+    And the demo with Spark: it has several JVMs, as a test of a cluster has, and takes 84 s beside one of these. Next
+    to two more such tests, on two cores, both took over four minutes.
 
     Marks of the kind ``xdist_group`` would say the same, but xdist 3.8 writes them where pytest 9 no longer looks.
     """

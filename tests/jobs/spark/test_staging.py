@@ -20,7 +20,7 @@ from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, 
 from seekpoint.jobs.reload import Driver, Reload
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.stage import Task, begin_staging
-from seekpoint.jobs.staging.task_errors import SparkTaskError, task_error_of
+from seekpoint.jobs.staging.task_errors import SparkTaskError, report_task_error, task_error_of
 from seekpoint.records import Partition
 from seekpoint.spark import REDACTED, Env, SparkStager
 from support.log_changes import trim
@@ -165,8 +165,9 @@ def first(record):
 
 @pytest.mark.long
 def test_executors_with_older_code_stage_nothing_and_the_run_continues_with_the_right_one(
-    job: Callable[..., Job], tmp_path: Path
+    job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a task of the cancelled job reports its error when the next job has begun."""
     deployed = tmp_path / "marker"
     deployed.write_text("2")
     made = job(DEPLOYED)
@@ -177,6 +178,13 @@ def test_executors_with_older_code_stage_nothing_and_the_run_continues_with_the_
     assert made.reload.runs.get(driver.run.id).state == "staging"
     assert made.shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
     deployed.write_text("2")
+    plan = made.stager._plan
+
+    def plan_later(*given: Any) -> Any:
+        report_task_error(made.shop.engine, made.shop.schema, driver.run.id, "the cancelled job", ConfigError("late"))
+        return plan(*given)
+
+    monkeypatch.setattr(made.stager, "_plan", plan_later)
     made.reload.run(driver)
     assert made.shop.rows() == expected()
 

@@ -205,7 +205,7 @@ class StagingSource(MessageSource):
                 stage_range(engine, schema, resolved(plan["kafka"]), run, pipeline=pipeline, range_=range_)
                 yield group, *range_.partition, range_.start
         except ENDS_STAGING as error:
-            report_task_error(engine, schema, run, error)
+            report_task_error(engine, schema, run, plan["job"], error)
             raise
         finally:
             engine.dispose()

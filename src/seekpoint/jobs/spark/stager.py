@@ -112,21 +112,22 @@ class SparkStager:
             engine.dispose()
 
     def _stage(self, engine: Engine, run: Run, packs: Sequence[Sequence[Task]]) -> Iterator[Staged]:
-        before, heard = self._look(engine, run)
+        tag = f"seekpoint-{uuid4().hex}"
+        before, _ = self._look(engine, run, tag)
         awaited = {(task.group, *task.range.partition, task.range.start) for pack in packs for task in pack}
-        job = _Job(self._spark, self._plan(run, packs))
+        job = _Job(self._spark, self._plan(run, packs, tag), tag)
         executors = _Executors(self._spark, self._patience)
         try:
             while True:
                 is_over = job.wait(LOOK)
-                committed, errors = self._look(engine, run)
+                committed, errors = self._look(engine, run, tag)
                 for attempt, staged in committed.items():
                     place = (staged.group, *staged.partition, staged.start)
                     if attempt not in before and place in awaited:
                         awaited.discard(place)
                         yield staged
-                if errors := {number: error for number, error in errors.items() if number not in heard}:
-                    raise next(iter(errors.values()))
+                if errors:
+                    raise errors[0]
                 if is_over:
                     break
                 executors.check()
@@ -135,12 +136,12 @@ class SparkStager:
         if missing := sorted(awaited & job.reported()):
             raise LookupError(f"tasks said that they staged {missing[0]}, and the database has no record of it")
 
-    def _look(self, engine: Engine, run: Run) -> tuple[dict[str, Staged], dict[int, SeekpointError]]:
-        """What the run's tasks have committed, by attempt, and what ended some of them, by number."""
+    def _look(self, engine: Engine, run: Run, tag: str) -> tuple[dict[str, Staged], list[SeekpointError]]:
+        """What the run's tasks have committed, by attempt, and what ended some of this job's."""
         with transaction(engine, self._schema) as tx:
-            return {one.attempt: one for one in all_staged(tx, run.id)}, task_errors(tx, run.staging_schema)
+            return {one.attempt: one for one in all_staged(tx, run.id)}, task_errors(tx, run.staging_schema, tag)
 
-    def _plan(self, run: Run, packs: Sequence[Sequence[Task]]) -> dict[str, Any]:
+    def _plan(self, run: Run, packs: Sequence[Sequence[Task]], tag: str) -> dict[str, Any]:
         names = dict(zip(run.groups, run.pipelines, strict=True))
         if nameless := sorted({task.group for pack in packs for task in pack if not names.get(task.group)}):
             raise ConfigError(
@@ -152,6 +153,7 @@ class SparkStager:
             "database": portable({"url": self._database}),
             "schema": self._schema,
             "run": str(run.id),
+            "job": tag,
             "pipelines": names,
             "here": str(Path.cwd()),
             "tasks": [[(task.group, carried_range(task.range)) for task in pack] for pack in packs],
@@ -161,10 +163,10 @@ class SparkStager:
 class _Job:
     """One Spark job on a thread of its own, so that the caller can look about meanwhile."""
 
-    def __init__(self, spark: SparkSession, plan: dict[str, Any]) -> None:
+    def __init__(self, spark: SparkSession, plan: dict[str, Any], tag: str) -> None:
         with required("Spark needs pyspark", "spark"):
             from seekpoint.jobs.spark.data_sources import StagingSource  # noqa: PLC0415 -- pyspark
-        self._spark, self._tag = spark, f"seekpoint-{uuid4().hex}"
+        self._spark, self._tag = spark, tag
         self._answer: Future[list[Any]] = Future()
         self._frame = StagingSource.frame(spark, plan)
         self._thread = threading.Thread(target=self._run, name="seekpoint-spark", daemon=True)

@@ -62,27 +62,31 @@ def make_task_errors(tx: Tx, staging_schema: str) -> None:
     """Create the table in which a run's tasks report what ends it."""
     run(
         tx.connection,
-        "CREATE {unlogged} TABLE {table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, error text NOT NULL)",
+        "CREATE {unlogged} TABLE {table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, job text NOT NULL, "
+        "error text NOT NULL)",
         unlogged=unlogged(staging_schema),
         table=(staging_schema, _TABLE),
     )
 
 
-def report_task_error(engine: Engine, schema: str, run_id: UUID, error: SeekpointError) -> None:
-    """Report it to the driver, which looks each second; there is no report to a run that is gone."""
+def report_task_error(engine: Engine, schema: str, run_id: UUID, job: str, error: SeekpointError) -> None:
+    """Report it to the driver of this job, which looks each second; there is no report to a run that is gone."""
     with transaction(engine, schema) as tx:
         of = tx.execute(RELOAD_RUN["get_run"], run=run_id).one_or_none()
         if of is not None and is_there(tx.connection, table := (of.staging_schema, _TABLE)):
-            statement = "INSERT INTO {table} (error) VALUES ({error})"
-            run(tx.connection, statement, table=table, error=error_as_text(error))
+            statement = "INSERT INTO {table} (job, error) VALUES ({job}, {error})"
+            run(tx.connection, statement, table=table, job=job, error=error_as_text(error))
 
 
-def task_errors(tx: Tx, staging_schema: str) -> dict[int, SeekpointError]:
-    """What tasks have reported, by number."""
+def task_errors(tx: Tx, staging_schema: str, job: str) -> list[SeekpointError]:
+    """What tasks of this job have reported, in order.
+
+    A task of a job that was cancelled may report its error while the next job of the run is staging.
+    """
     if not is_there(tx.connection, table := (staging_schema, _TABLE)):
-        return {}
-    found = rows(tx.connection, "SELECT id, error FROM {table} ORDER BY id", table=table)
-    return {number: error_of(text) for number, text in found}
+        return []
+    found = rows(tx.connection, "SELECT error FROM {table} WHERE job = {job} ORDER BY id", table=table, job=job)
+    return [error_of(text) for (text,) in found]
 
 
 class SparkTaskError(Exception):

@@ -16,7 +16,7 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import reset_offset
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import RESETS, arrays
+from seekpoint.ledger.sql import RESETS, asking_for
 from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate
@@ -92,7 +92,7 @@ def _lock(tx: GroupConnection, plan: ResetPlan, moves: Sequence[Reset]) -> dict[
         raise _refused(f"group {plan.group!r} was forgotten since the plan was made")
     left = max(0.05, LOCKS - (monotonic() - began))
     tx.execute(RESETS["time_limit"], timeout=f"{round(left * 1000)}ms")
-    asked = arrays([move.at for move in moves], "asked_topic", "asked_partition")
+    asked = asking_for([move.at for move in moves])
     rows = {Partition(row.topic, row.partition): row for row in tx.execute(RESETS["lock_rows"], **asked)}
     tx.execute(RESETS["time_limit"], timeout="0")
     last = last_resets(tx)
@@ -141,7 +141,7 @@ def _reset(tx: GroupConnection, row: Row[Any], move: Reset, by: By) -> ResetDone
 def _busy(ledger: Ledger, moves: Sequence[Reset]) -> str:
     """Which partition is locked by another session, and since when."""
     with ledger.begin(lock_wait=LOCKS) as tx:
-        asked = arrays([move.at for move in moves], "asked_topic", "asked_partition")
+        asked = asking_for([move.at for move in moves])
         free = {Partition(row.topic, row.partition) for row in tx.execute(RESETS["free_rows"], **asked)}
     busy = [move.at for move in moves if move.at not in free]
     if not busy:

@@ -21,7 +21,7 @@ from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.positions import position
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import RESETS, arrays
+from seekpoint.ledger.sql import RESETS, asking_for
 from seekpoint.ledger.sql import admin as sql
 from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
@@ -122,7 +122,7 @@ def _logs(
 def _lock(tx: GroupConnection, plan: MirrorPlan) -> dict[Partition, Position]:
     """The locked rows of what is to be written. Raises Fenced where one is not as it was."""
     tx.execute(SHARE_GROUP)
-    asked = arrays(sorted(each.partition for each in plan.moves), "asked_topic", "asked_partition")
+    asked = asking_for(sorted(each.partition for each in plan.moves))
     rows = {row.partition: row for row in map(position, tx.execute(RESETS["lock_rows"], **asked))}
     for each in plan.moves:
         row = rows.get(each.partition)

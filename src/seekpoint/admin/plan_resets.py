@@ -19,7 +19,7 @@ from seekpoint.ledger.admin_actions import is_rewritten, unknown_truncation
 from seekpoint.ledger.claim import DELAYED, refuse_forgotten
 from seekpoint.ledger.positions import position
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import RESETS, arrays
+from seekpoint.ledger.sql import RESETS, arrays, asking_for
 from seekpoint.ledger.sql import admin as admin_sql
 from seekpoint.records import Partition
 
@@ -67,7 +67,7 @@ def _stored_targets(tx: GroupConnection, target: ResetTo, found: Mapping[Partiti
             rows = {row.partition: row for row in map(position, other.execute(admin_sql.READ))}
             return {at: rows[at].next_offset for at, row in found.items() if _same(rows.get(at), row)}
         case "processed":
-            asked = arrays(list(found), "asked_topic", "asked_partition")
+            asked = asking_for(list(found))
             before = tx.execute(RESETS["samples_before"], moment=target.at, **asked)
             samples = {Partition(row.topic, row.partition): row for row in before}
             return {at: samples[at].next_offset for at, row in found.items() if _same(samples.get(at), row)}

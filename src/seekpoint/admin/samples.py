@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import STATUS, arrays
+from seekpoint.ledger.sql import STATUS, asking_for
 from seekpoint.records import Partition
 
 
@@ -31,6 +31,6 @@ def samples(
 ) -> dict[Partition, tuple[Sample, ...]]:
     """The samples of the last ``since``, oldest first; a partition without any has none."""
     found: dict[Partition, list[Sample]] = {at: [] for at in sorted(partitions)}
-    for row in tx.execute(STATUS["samples"], **arrays(list(found), "pruned_topic", "pruned_partition"), since=since):
+    for row in tx.execute(STATUS["samples"], **asking_for(list(found)), since=since):
         found[Partition(row.topic, row.partition)].append(Sample(row.at, row.next_offset, row.log_start, row.log_end))
     return {at: tuple(each) for at, each in found.items()}

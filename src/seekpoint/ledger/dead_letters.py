@@ -19,7 +19,7 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import DEAD_LETTERS, arrays
+from seekpoint.ledger.sql import DEAD_LETTERS, asking_for
 from seekpoint.ledger.sql.admin import LOCK_ROW
 from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
@@ -242,7 +242,7 @@ class DeadLetters:
 
         Null keys are left out; dead letters of a topic that was recreated since block nothing.
         """
-        asked = arrays(sorted(partitions), "asked_topic", "asked_partition")
+        asked = asking_for(sorted(partitions))
         rows = self.ledger.group_connection(tx).execute(DEAD_LETTERS["open_keys"], **asked)
         return {(Partition(r.topic, r.partition), bytes(r.key)): r.first for r in rows}
 

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from seekpoint.ledger.ledger import Ledger
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import STATUS, arrays
+from seekpoint.ledger.sql import STATUS, arrays, asking_for
 from seekpoint.ledger.sql.partition_offset import APPLICATION
 from seekpoint.records import Partition, storable
 
@@ -62,7 +62,7 @@ class StatusTables:
     def prune(self, partitions: Collection[Partition]) -> None:
         """Delete samples of these partitions that are too old, and workers that were not seen for a day."""
         with self._begin() as tx:
-            tx.execute(STATUS["prune_samples"], **arrays(sorted(partitions), "pruned_topic", "pruned_partition"))
+            tx.execute(STATUS["prune_samples"], **asking_for(sorted(partitions)))
             tx.execute(STATUS["delete_unseen"])
 
     def declare(self, declared: Mapping[str, Any]) -> None:

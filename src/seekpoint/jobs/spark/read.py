@@ -119,7 +119,7 @@ def _dead_letters(ledger: Ledger, ranges: Sequence[Range]) -> dict[Partition, li
     """The offsets of the records in these ranges that are dead letters now, by partition, ascending."""
     with transaction(ledger.engine, ledger.schema) as tx:
         rows = tx.execute(
-            RELOAD_RUN["letters"],
+            RELOAD_RUN["left_out"],
             group=ledger.group,
             within_topic=[range_.partition.topic for range_ in ranges],
             within_partition=[range_.partition.number for range_ in ranges],

@@ -120,7 +120,7 @@ def leave_out(
     """Keep which records of these ranges are dead letters now, and so have no rows; returns them."""
     ordered = sorted(ranges)
     found = tx.execute(
-        RELOAD_RUN["letters"],
+        RELOAD_RUN["left_out"],
         group=group,
         within_topic=[at.topic for at in ordered],
         within_partition=[at.number for at in ordered],

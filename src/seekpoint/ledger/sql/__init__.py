@@ -46,7 +46,14 @@ def load(file: str) -> Mapping[str, Query]:
 
 def arrays(rows: Sequence[Sequence[Any]], *names: str) -> dict[str, list[Any]]:
     """The rows as one array for each column: parameters of these names."""
-    return {name: [row[number] for row in rows] for number, name in enumerate(names)}
+    if not rows:
+        return {name: [] for name in names}
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def asking_for(partitions: Sequence[tuple[str, int]]) -> dict[str, list[Any]]:
+    """The partitions that a statement asks for, in the order of locks where it locks their rows."""
+    return arrays(partitions, "asked_topic", "asked_partition")
 
 
 BATCH = load("batch.sql")

@@ -35,13 +35,14 @@ WHERE consumer_group = %(group)s
 ORDER BY topic, partition, record_offset, id;
 
 -- name: every_run_dead_letter
-SELECT run.topic, run.partition, run.topic_id, run.version, letter.run, letter.record_offset, letter.leader_epoch,
-       letter.timestamp_ms, letter.key, letter.value, letter.header_names, letter.header_values, letter.state,
-       letter.cause, letter.error, letter.traceback, letter.sqlstate, letter.dead_lettered_at
-FROM seekpoint.reprocess_dead_letter AS letter
-JOIN seekpoint.reprocess_run AS run ON run.id = letter.run
+SELECT run.topic, run.partition, run.topic_id, run.version, dead_letter.run, dead_letter.record_offset,
+       dead_letter.leader_epoch, dead_letter.timestamp_ms, dead_letter.key, dead_letter.value,
+       dead_letter.header_names, dead_letter.header_values, dead_letter.state, dead_letter.cause,
+       dead_letter.error, dead_letter.traceback, dead_letter.sqlstate, dead_letter.dead_lettered_at
+FROM seekpoint.reprocess_dead_letter AS dead_letter
+JOIN seekpoint.reprocess_run AS run ON run.id = dead_letter.run
 WHERE run.consumer_group = %(group)s
-ORDER BY letter.run, letter.record_offset;
+ORDER BY dead_letter.run, dead_letter.record_offset;
 
 -- name: lock_positions
 -- In the order of workers' locks: a release may be on its way.

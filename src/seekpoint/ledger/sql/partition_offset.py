@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
 from typing import Any
 
 from psycopg.sql import Literal
@@ -42,6 +41,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import BindParameter, ColumnElement
 from sqlalchemy.sql.selectable import CTE, LateralFromClause, Select, TableValuedAlias
 
+from seekpoint.ledger.sql import arrays as columns_of
 from seekpoint.ledger.tables import consumer_group, partition_offset
 
 offset = partition_offset.c
@@ -74,8 +74,7 @@ def unnest(alias: str, **columns: Any) -> TableValuedAlias:
 
 def arrays(given: TableValuedAlias, rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
     """The parameters of an :func:`unnest`: rows of values, in the order of its columns, as one array a column."""
-    values = zip(*rows, strict=True) if rows else repeat(())
-    return dict(zip(_names(given), map(list, values), strict=False))
+    return columns_of(rows, *_names(given))
 
 
 @lru_cache

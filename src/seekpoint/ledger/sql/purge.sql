@@ -16,9 +16,11 @@ ORDER BY state;
 -- name: count_run_dead_letters
 -- Those of ended runs over a range: no purge deletes them.
 SELECT count(*)
-FROM seekpoint.reprocess_dead_letter AS letter
-JOIN seekpoint.reprocess_run AS run ON run.id = letter.run
-WHERE run.consumer_group = %(group)s AND run.state <> 'open' AND letter.dead_lettered_at < %(before)s::timestamptz;
+FROM seekpoint.reprocess_dead_letter AS dead_letter
+JOIN seekpoint.reprocess_run AS run ON run.id = dead_letter.run
+WHERE run.consumer_group = %(group)s
+  AND run.state <> 'open'
+  AND dead_letter.dead_lettered_at < %(before)s::timestamptz;
 
 -- name: delete_closed
 -- One that another session has locked may be opened again there, and is left to the next purge.

@@ -170,20 +170,21 @@ WHERE position.run = %(run)s
 -- A batch job claims under its run's id. An owner that stays after the run would look like a worker.
 UPDATE seekpoint.partition_offset SET owner = NULL WHERE consumer_group = %(group)s AND owner = %(run)s;
 
--- name: letters
+-- name: left_out
 -- The group's dead letters of these ranges whose records are not applied.
-SELECT letter.topic, letter.partition, letter.record_offset
+SELECT dead_letter.topic, dead_letter.partition, dead_letter.record_offset
 FROM unnest((SELECT %(within_topic)s::text[]), (SELECT %(within_partition)s::integer[]),
             (SELECT %(within_topic_id)s::uuid[]), (SELECT %(within_from_offset)s::bigint[]),
             (SELECT %(within_to_offset)s::bigint[]))
      AS within (topic, partition, topic_id, from_offset, to_offset)
-JOIN seekpoint.dead_letter AS letter
-  ON letter.topic = within.topic
- AND letter.topic_id = within.topic_id
- AND letter.partition = within.partition
- AND letter.record_offset >= within.from_offset
- AND letter.record_offset < within.to_offset
-WHERE letter.consumer_group = %(group)s AND letter.state IN ('dead_lettered', 'blocked', 'skipped', 'discarded');
+JOIN seekpoint.dead_letter
+  ON dead_letter.topic = within.topic
+ AND dead_letter.topic_id = within.topic_id
+ AND dead_letter.partition = within.partition
+ AND dead_letter.record_offset >= within.from_offset
+ AND dead_letter.record_offset < within.to_offset
+WHERE dead_letter.consumer_group = %(group)s
+  AND dead_letter.state IN ('dead_lettered', 'blocked', 'skipped', 'discarded');
 
 -- name: lost
 SELECT topic, topic_id, partition, from_offset, to_offset, reason, at

@@ -37,20 +37,20 @@ SELECT consumer_group, topic, tables FROM seekpoint.group_topic ORDER BY consume
 
 -- name: dead_letters_of_one
 -- The open dead letters that only one of the groups has, in the order of their records.
-SELECT letter.consumer_group, letter.id, letter.topic, letter.partition, letter.record_offset
-FROM seekpoint.dead_letter AS letter
-WHERE letter.consumer_group IN (%(old_group)s, %(new_group)s)
-  AND letter.state IN ('dead_lettered', 'blocked')
+SELECT dead_letter.consumer_group, dead_letter.id, dead_letter.topic, dead_letter.partition, dead_letter.record_offset
+FROM seekpoint.dead_letter
+WHERE dead_letter.consumer_group IN (%(old_group)s, %(new_group)s)
+  AND dead_letter.state IN ('dead_lettered', 'blocked')
   AND NOT EXISTS (
       SELECT
       FROM seekpoint.dead_letter AS same
       WHERE same.consumer_group IN (%(old_group)s, %(new_group)s)
-        AND same.consumer_group <> letter.consumer_group
-        AND same.topic_id = letter.topic_id
-        AND same.partition = letter.partition
-        AND same.record_offset = letter.record_offset
+        AND same.consumer_group <> dead_letter.consumer_group
+        AND same.topic_id = dead_letter.topic_id
+        AND same.partition = dead_letter.partition
+        AND same.record_offset = dead_letter.record_offset
         AND same.state IN ('dead_lettered', 'blocked'))
-ORDER BY letter.consumer_group, letter.topic, letter.partition, letter.record_offset;
+ORDER BY dead_letter.consumer_group, dead_letter.topic, dead_letter.partition, dead_letter.record_offset;
 
 -- name: open_work
 -- What writes rows or dead letters in the name of a group besides its workers, and has not ended.

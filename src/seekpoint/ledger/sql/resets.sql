@@ -74,16 +74,16 @@ ORDER BY opened_at;
 
 -- name: dead_letters_from
 -- What a reset supersedes, by state.
-SELECT letter.state, count(*) AS n
+SELECT dead_letter.state, count(*) AS n
 FROM unnest((SELECT %(moved_topic_id)s::uuid[]), (SELECT %(moved_partition)s::integer[]),
             (SELECT %(moved_to_offset)s::bigint[])) AS moved (topic_id, partition, to_offset)
-JOIN seekpoint.dead_letter AS letter
-  ON letter.topic_id = moved.topic_id
- AND letter.partition = moved.partition
- AND letter.record_offset >= moved.to_offset
-WHERE letter.consumer_group = %(group)s AND letter.state <> 'superseded'
-GROUP BY letter.state
-ORDER BY letter.state;
+JOIN seekpoint.dead_letter
+  ON dead_letter.topic_id = moved.topic_id
+ AND dead_letter.partition = moved.partition
+ AND dead_letter.record_offset >= moved.to_offset
+WHERE dead_letter.consumer_group = %(group)s AND dead_letter.state <> 'superseded'
+GROUP BY dead_letter.state
+ORDER BY dead_letter.state;
 
 -- name: history
 SELECT id, consumer_group, action, topic, partition, from_offset, to_offset, actor, reason, at

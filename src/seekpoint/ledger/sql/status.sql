@@ -43,7 +43,7 @@ WHERE sample.ctid = ANY (ARRAY(
     FROM (
         SELECT s.ctid, s.at,
                row_number() OVER (PARTITION BY s.topic, s.partition, date_trunc('hour', s.at) ORDER BY s.at) AS place
-        FROM unnest((SELECT %(pruned_topic)s::text[]), (SELECT %(pruned_partition)s::integer[]))
+        FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[]))
              AS pruned (topic, partition)
         JOIN seekpoint.position_sample AS s
           ON s.consumer_group = %(group)s AND s.topic = pruned.topic AND s.partition = pruned.partition
@@ -135,7 +135,7 @@ ORDER BY opened_at;
 -- name: samples
 -- An hour has sixty samples of each partition, a month hundreds.
 SELECT s.consumer_group, s.topic, s.partition, s.at, s.topic_id, s.next_offset, s.log_start, s.log_end
-FROM unnest((SELECT %(pruned_topic)s::text[]), (SELECT %(pruned_partition)s::integer[]))
+FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[]))
      AS asked (topic, partition)
 JOIN seekpoint.position_sample AS s
   ON s.consumer_group = %(group)s AND s.topic = asked.topic AND s.partition = asked.partition

@@ -10,7 +10,7 @@ WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partiti
 -- forwards, the record was not read since; backwards, it was read again before the position could be past it once more,
 -- and its dead letter of before is superseded.
 SELECT o.next_offset, o.topic_id, o.first_offset, crossing.id AS reset_id, crossing.forwards, crossing.actor,
-       crossing.reason, letter.state
+       crossing.reason, dead_letter.state
 FROM seekpoint.partition_offset AS o
 LEFT JOIN LATERAL (
     SELECT id, actor, reason, from_offset < to_offset AS forwards
@@ -24,12 +24,12 @@ LEFT JOIN LATERAL (
     ORDER BY id DESC
     LIMIT 1
 ) AS crossing ON true
-LEFT JOIN seekpoint.dead_letter AS letter
-  ON letter.consumer_group = o.consumer_group
- AND letter.topic_id = o.topic_id
- AND letter.partition = o.partition
- AND letter.record_offset = %(asked_offset)s
- AND letter.state <> 'superseded'
+LEFT JOIN seekpoint.dead_letter
+  ON dead_letter.consumer_group = o.consumer_group
+ AND dead_letter.topic_id = o.topic_id
+ AND dead_letter.partition = o.partition
+ AND dead_letter.record_offset = %(asked_offset)s
+ AND dead_letter.state <> 'superseded'
 WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.partition = %(partition)s;
 
 -- name: progress

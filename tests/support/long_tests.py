@@ -1,8 +1,9 @@
 """Which tests ``make test`` runs, and which only ``make test-all`` does: the mark ``long``.
 
 ``@pytest.mark.long`` is for a test that takes two seconds or more; one that is left to ``make test-all`` for another
-reason names it: ``@pytest.mark.long("a cluster of three brokers")``. A bare mark on a test that took less than half of
-that fails the run (machines differ), unless ``SEEKPOINT_WALL_CLOCK=0`` says that other work keeps the processors busy.
+reason names it: ``@pytest.mark.long("a cluster of three brokers")``. A bare mark on a test that took less than a
+quarter of that fails the run (machines differ), unless ``SEEKPOINT_WALL_CLOCK=0`` says that other work keeps the
+processors busy. A server that is started ahead, beside other tests, is reason enough: its time is in no test's.
 
 Some parameters repeat a test in other surroundings: those of :data:`SURROUNDINGS`, and those that a test names itself,
 ``@pytest.mark.repeats("step")``. ``make test`` runs it in one of them, which differs from test to test. Where the
@@ -20,7 +21,9 @@ from zlib import crc32
 
 import pytest
 
-LEAST_SECONDS = 1.0  # half of what a test without a reason should take: another machine may be twice as fast
+LEAST_SECONDS = 0.5  # a quarter of what a test without a reason should take: another machine may be that much faster
+STARTED_AHEAD = frozenset({"idle_brokers", "idle_databases", "idle_postgres", "proxied_broker"})
+"""Fixtures of servers that one test has for itself, and whose start another one may have paid for."""
 SURROUNDINGS = frozenset({"protocol", "road", "strategy", "topic_id_way", "way"})
 """Names of the parameters under each of whose values a test attacks the same promise."""
 _BARE = "bare long"
@@ -95,7 +98,9 @@ def _independent(columns: Iterable[list[int]]) -> list[list[int]]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = item.get_closest_marker("long")
-    if mark is not None and not mark.args:
+    if mark is None or mark.args or not isinstance(item, pytest.Function):
+        return
+    if STARTED_AHEAD.isdisjoint(item.fixturenames):
         item.user_properties.append((_BARE, True))
 
 
@@ -120,6 +125,6 @@ class _Durations:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if short := self._short():
-            terminalreporter.section("marked long without a reason, and took less than a second", red=True)
+            terminalreporter.section(f"marked long without a reason, and took less than {LEAST_SECONDS} s", red=True)
             for line in short:
                 terminalreporter.write_line(line)

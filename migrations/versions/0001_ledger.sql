@@ -317,7 +317,6 @@ CREATE TABLE seekpoint.reprocess_run (
     from_offset bigint NOT NULL,
     to_offset bigint NOT NULL,
     next_offset bigint NOT NULL,
-    target_schema text,
     version integer NOT NULL,
     records bigint NOT NULL DEFAULT 0,
     dead_letters bigint NOT NULL DEFAULT 0,
@@ -334,7 +333,6 @@ CREATE TABLE seekpoint.reprocess_run (
 CREATE INDEX reprocess_run_consumer_group_topic_partition_idx
     ON seekpoint.reprocess_run (consumer_group, topic, partition);
 COMMENT ON COLUMN seekpoint.reprocess_run.next_offset IS 'position of the run';
-COMMENT ON COLUMN seekpoint.reprocess_run.target_schema IS 'of the tables that it writes; NULL: the pipeline''s own';
 COMMENT ON COLUMN seekpoint.reprocess_run.version IS 'handler version';
 COMMENT ON COLUMN seekpoint.reprocess_run.records IS 'that were applied';
 COMMENT ON COLUMN seekpoint.reprocess_run.dead_letters IS 'of the run';

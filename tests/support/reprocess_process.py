@@ -46,7 +46,7 @@ def main(what: dict[str, Any]) -> None:
     engine = create_engine(what["url"])
     made = pipeline(what["group"], what["topic"], what["schema"], kind="append")
     one = Reprocess(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], limits=LIMITS)
-    plan = one.plan((what["topic"], 0), *what["range"], schema=what["into"])
+    plan = one.plan((what["topic"], 0), *what["range"])
     one.apply(plan, reason="a test")
     engine.dispose()
     report("done")

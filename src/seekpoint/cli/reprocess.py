@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -14,18 +14,11 @@ from seekpoint.cli.output import answer, cut, numbered
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.reprocess import Reprocess, Reprocessed, ReprocessPlan, RunDeadLetter
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT
+from seekpoint.ledger.tables import LARGEST_BIGINT
 from seekpoint.worker.import_by_name import load_pipeline
 from seekpoint.worker.replay.dead_letter_admin import portable_value
 
 _RANGE = re.compile(r"(\d{1,19})\.\.(\d{1,19})")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerServerOptions(ServerOptions):
-    """As for other commands, but ``--schema`` names the schema of the tables that are written."""
-
-    schema: Annotated[str, typer.Option("--ledger-schema", help="Postgres schema of the ledger.")] = DEFAULT_SCHEMA
 
 
 @command
@@ -35,15 +28,9 @@ def reprocess(
     partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="Of which partition: orders:0.")],
     offsets: Annotated[str, typer.Argument(metavar="FROM..TO", help="From this offset to before that one: 100..200.")],
     *,
-    into: Annotated[
-        str | None,
-        typer.Option(
-            "--schema", metavar="SCHEMA", help="Write to the tables of these names there, not to the live ones."
-        ),
-    ] = None,
     accept_old_values: Annotated[
         bool,
-        typer.Option("--accept-old-values", help="Also where live tables may get older values in place of newer ones."),
+        typer.Option("--accept-old-values", help="Also where tables may get older values in place of newer ones."),
     ] = False,
     restart: Annotated[
         bool,
@@ -51,7 +38,7 @@ def reprocess(
     ] = False,
     apply: Apply = False,
     reason: Reason = None,
-    servers: LedgerServerOptions,
+    servers: ServerOptions,
     actor: Actor = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +54,7 @@ def reprocess(
         pipeline = load_pipeline(of.names[0], from_here=True)
         more: dict[str, Any] = {"schema": of.schema, "limits": of.limits, "actor": actor, "progress": progress}
         made = Reprocess(pipeline, of.engine, of.kafka, **more)
-        plan = made.plan(at, *span, schema=into, accept_old_values=accept_old_values, restart=restart)
+        plan = made.plan(at, *span, accept_old_values=accept_old_values, restart=restart)
         done = made.apply(plan, reason=reason or "") if apply else None
     _print(plan, done, as_json=as_json)
 

@@ -382,7 +382,6 @@ reprocess_run = Table(
     Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
     *_required(topic=Text, partition=Integer, topic_id=Uuid, from_offset=BigInteger, to_offset=BigInteger),
     Column("next_offset", BigInteger, nullable=False, comment="position of the run"),
-    Column("target_schema", Text, comment="of the tables that it writes; NULL: the pipeline's own"),
     Column("version", Integer, nullable=False, comment="handler version"),
     Column("records", BigInteger, nullable=False, server_default=text("0"), comment="that were applied"),
     Column("dead_letters", BigInteger, nullable=False, server_default=text("0"), comment="of the run"),

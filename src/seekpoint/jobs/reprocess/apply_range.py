@@ -6,6 +6,7 @@ run's row says where it is: a killed run resumes there, and a COMMIT without an 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Self
@@ -13,9 +14,7 @@ from typing import Any, Self
 from sqlalchemy import Row
 
 from seekpoint.errors import HandlerMisuse, ReprocessRefused
-from seekpoint.jobs.reprocess.other_schema import Aimed
 from seekpoint.jobs.reprocess.plan import left_out, require_range
-from seekpoint.jobs.run import Tx
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, dead_letter_of, nothing_left_out
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Piece, Range, RangeFollower
@@ -26,6 +25,8 @@ from seekpoint.ledger.sql import REPROCESS
 from seekpoint.ledger.sql.admin import LOCK_ROW
 from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
 from seekpoint.ledger.tables import reprocess_dead_letter
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import OnPoison
 from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.session import CommitRefused, CommitUnanswered, Session, TransactionFailed, raised_by
@@ -45,10 +46,11 @@ ASKING = 2.0  # seconds in which the brokers must say where the log begins, whil
 class RangeRun:
     """One process's work on a run, whose row is ``run``. Close it, or use ``with``."""
 
-    def __init__(self, ledger: Ledger, aimed: Aimed, kafka: Mapping[str, Any], run: Row[Any]) -> None:
-        self._ledger, self._pipeline, self._redirect, self._run = ledger, aimed.pipeline, aimed.redirect, run
+    def __init__(self, ledger: Ledger, pipeline: Pipeline, kafka: Mapping[str, Any], run: Row[Any]) -> None:
+        self._ledger, self._pipeline, self._run = ledger, copy.copy(pipeline), run
+        self._pipeline.on_poison = OnPoison.DEAD_LETTER  # of the run, whatever a worker does
         self._at = Partition(run.topic, run.partition)
-        self._session = Session(ledger.engine, lends=aimed.pipeline.handle is not None)
+        self._session = Session(ledger.engine, lends=pipeline.handle is not None)
         self._checks = RangeChecks(kafka)
         self._checks.wait_at_most(ASKING)
         self._follower = RangeFollower(kafka, {run.topic: run.topic_id}, {self._at: run.next_offset})
@@ -121,8 +123,6 @@ class RangeRun:
                 left_out = self._left_out(scope, start, end)
                 transaction = as_worker(tx, self._ledger.limits, before)
                 outcome = self._write(tx, scope, pieces, left_out, failed)
-                if self._redirect is not None:
-                    self._redirect.check(Tx(tx, self._ledger.schema))
                 self._keep(scope, outcome.dead_letters)
                 self._advance(scope, start, end, transaction, outcome)
         except CommitUnanswered:
@@ -143,8 +143,7 @@ class RangeRun:
         if now.state != "open" or now.next_offset != start:
             where = f"run {now.id} is {now.state} at offset {now.next_offset}, not at {start}"
             raise ReprocessRefused([f"{where}: it was restarted, or another process works on it. Make another plan"])
-        if self._run.target_schema is None:
-            check_group(group, self._pipeline, while_paused=False)
+        check_group(group, self._pipeline, while_paused=False)
         if row.topic_id != self._run.topic_id:
             ids = f"its id is {row.topic_id}, the run's {now.topic_id}"
             raise ReprocessRefused([f"topic {self._at.topic!r} was created again: {ids}. Make another plan"])
@@ -153,9 +152,7 @@ class RangeRun:
         return False
 
     def _left_out(self, scope: GroupConnection, start: int, end: int) -> LeftOut:
-        """A replay's records, and those that were given up, unless the rows go to other tables."""
-        if self._run.target_schema is not None:
-            return nothing_left_out
+        """A replay's records, and those that were given up."""
         offsets = left_out(scope, Range(self._at, self._run.topic_id, start, end))
         return (lambda record: record.offset in offsets) if offsets else nothing_left_out
 

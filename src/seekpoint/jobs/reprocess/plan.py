@@ -29,9 +29,9 @@ COUNTING = "5s"  # how long the plan may count rows
 class ReprocessPlan:
     """A range ``[from_offset, to_offset)`` of a partition, for :meth:`Reprocess.apply`; ``consequences`` in words.
 
-    ``position`` is the group's and ``log_start`` the log's, as they were read. ``schema`` is where rows go, None: the
-    pipeline's own tables. ``run`` is the id of the run: of an open one (``is_resumed``), which continues at
-    ``next_offset``, or of the new one. ``last_run`` is the newest over this range, as it is on record.
+    ``position`` is the group's and ``log_start`` the log's, as they were read. ``run`` is the id of the run: of an open
+    one (``is_resumed``), which continues at ``next_offset``, or of the new one. ``last_run`` is the newest over this
+    range, as it is on record.
     """
 
     group: str
@@ -43,7 +43,6 @@ class ReprocessPlan:
     next_offset: int
     position: int
     log_start: int
-    schema: str | None
     run: UUID
     is_resumed: bool
     last_run: UUID | None
@@ -81,17 +80,18 @@ def require_old_values(pipeline: Pipeline, topic: str) -> None:
     if pipeline.handle is not None:
         why.append(
             f"{shown_handler(pipeline.handle)} runs again for records whose followers are applied: its tables may get "
-            "older values. Write to tables of another schema, or accept it with --accept-old-values"
+            "older values. Accept it with --accept-old-values, or run the handler as a second group beside it "
+            "(`seekpoint groups replace`)"
         )
     why += [
         f"{', '.join(sink.tables)} ({type(sink).__name__}) does not know which row is newer: give it offset_column=, "
-        "write to tables of another schema, or accept older values with --accept-old-values"
+        "or accept older values with --accept-old-values"
         for sink in pipeline.sinks
         if sink.takes(topic) and getattr(sink, "guarded", None) is False
     ]
     why += [
         f"{', '.join(sink.tables)} (Upsert) deletes rows: one that was deleted since would be made again: nothing is "
-        "left to compare with. Write to tables of another schema, or accept it with --accept-old-values"
+        "left to compare with. Accept it with --accept-old-values"
         for sink in pipeline.sinks
         if sink.takes(topic) and getattr(sink, "guarded", None) and _deletes(sink)
     ]
@@ -99,8 +99,8 @@ def require_old_values(pipeline: Pipeline, topic: str) -> None:
         raise ReprocessRefused(why)
 
 
-def last_run(tx: GroupConnection, range_: Range, schema: str | None) -> Row[Any] | None:
-    """The newest run over exactly this range, into these tables; None where there is none."""
+def last_run(tx: GroupConnection, range_: Range) -> Row[Any] | None:
+    """The newest run over exactly this range; None where there is none."""
     return tx.execute(
         REPROCESS["last_run"],
         topic=range_.partition.topic,
@@ -108,7 +108,6 @@ def last_run(tx: GroupConnection, range_: Range, schema: str | None) -> Row[Any]
         topic_id=range_.topic_id,
         from_offset=range_.start,
         to_offset=range_.end,
-        target_schema=schema,
     ).one_or_none()
 
 
@@ -130,34 +129,24 @@ def require_version(run: Row[Any], pipeline: Pipeline) -> None:
         raise ReprocessRefused([why])
 
 
-def consequences(
-    tx: GroupConnection, pipeline: Pipeline, position: Position, range_: Range, schema: str | None
-) -> tuple[str, ...]:
+def consequences(tx: GroupConnection, pipeline: Pipeline, position: Position, range_: Range) -> tuple[str, ...]:
     """What applying the range again does to the tables, one sentence each."""
     many, at = range_.records_at_most, position.partition
     found = [f"up to {many:,} records of {at} are applied again; the group stays at offset {position.next_offset}"]
-    if schema is not None:
-        found.append(f"rows go to tables of schema {schema}; the live tables are not written")
-    sinks = [sink for sink in pipeline.sinks if sink.takes(at.topic)]
-    found += [_of_sink(tx.connection, sink, range_, schema) for sink in sinks]
+    found += [_of_sink(tx.connection, sink, range_) for sink in pipeline.sinks if sink.takes(at.topic)]
     if pipeline.handle is not None:
         found.append(f"{shown_handler(pipeline.handle)} runs again for these records")
-    if schema is None:
-        found += _live_only(tx, range_)
-    return tuple(found)
+    return (*found, *_of_group(tx, range_))
 
 
-def _of_sink(connection: Connection, sink: Sink, range_: Range, schema: str | None) -> str:
-    tables = ", ".join(sink.tables if schema is None else [f"{schema}.{t.split('.')[-1]}" for t in sink.tables])
+def _of_sink(connection: Connection, sink: Sink, range_: Range) -> str:
     guarded = getattr(sink, "guarded", None)
-    who = f"{tables} ({type(sink).__name__})"
+    who = f"{', '.join(sink.tables)} ({type(sink).__name__})"
     if guarded is False:
         return f"{who} may get older values"
     if guarded is not None:
-        comes_back = "; a row that was deleted since is made again" if schema is None and _deletes(sink) else ""
+        comes_back = "; a row that was deleted since is made again" if _deletes(sink) else ""
         return f"{who} keeps the newest row of each key{comes_back}"
-    if schema is not None:
-        return f"{who} gets the rows of these records"
     many = _rows_of(connection, sink, range_)
     said = f"the rows of up to {range_.records_at_most:,} records" if many is None else f"{many:,} rows"
     return f"{who}: {said} come twice"
@@ -192,7 +181,7 @@ def _rows_of(connection: Connection, sink: Sink, range_: Range) -> int | None:
     return None if many is None else int(many)
 
 
-def _live_only(tx: GroupConnection, range_: Range) -> list[str]:
+def _of_group(tx: GroupConnection, range_: Range) -> list[str]:
     states = list(left_out(tx, range_).values())
     given_up = sum(state in _GIVEN_UP for state in states)
     found = []

@@ -12,7 +12,6 @@ from sqlalchemy import URL, Engine, Row
 from seekpoint.admin.groups import known_group, within
 from seekpoint.errors import ClusterChanged, ConfigError, ReprocessRefused
 from seekpoint.jobs.reprocess.apply_range import Progress, RangeRun
-from seekpoint.jobs.reprocess.other_schema import aim
 from seekpoint.jobs.reprocess.plan import (
     ReprocessPlan,
     consequences,
@@ -67,7 +66,6 @@ class Reprocessed:
     partition: int
     from_offset: int
     to_offset: int
-    schema: str | None
     records: int
     dead_letters: int
     failures: tuple[RunDeadLetter, ...]
@@ -80,7 +78,7 @@ class Reprocess:
     done, how many offsets, and of how many. Records are applied as a worker applies them, in transactions of about half
     a second that also store the run's position: a run that was killed resumes there, and writes nothing twice. A record
     that fails becomes a dead letter of the run, at its first attempt. Records of open dead letters of the group are
-    left out, unless the rows go to another schema.
+    left out.
     """
 
     def __init__(
@@ -105,18 +103,16 @@ class Reprocess:
         from_offset: int,
         to_offset: int,
         *,
-        schema: str | None = None,
         accept_old_values: bool = False,
         restart: bool = False,
     ) -> ReprocessPlan:
         """A plan to apply ``[from_offset, to_offset)`` again; writes nothing.
 
-        ``schema`` has tables of the same names, which are written in place of the live ones. ``accept_old_values``
-        permits what may put older values into live tables: an Upsert without ``offset_column=``, and a handler. An open
-        run over the same range is resumed, and one that is done is refused, unless ``restart``.
+        ``accept_old_values`` permits what may put older values into the tables: an Upsert without ``offset_column=``,
+        and a handler. An open run over the same range is resumed, and one that is done is refused, unless ``restart``.
 
         Raises ReprocessRefused unless log start <= from < to <= the group's position, for a range that a run has
-        applied, and for what may write older values; ConfigError for an unknown partition or table; HandlerOutdated,
+        applied, and for what may write older values; ConfigError for an unknown partition; HandlerOutdated,
         GroupPaused; ClusterChanged, TopicRecreated, KafkaUnavailable.
         """
         at = Partition(*partition)
@@ -128,10 +124,9 @@ class Reprocess:
         whole = Range(at, found.topic_id, from_offset, max(from_offset, to_offset))
         log_start = self._log_start(group, found)
         require_range(from_offset, to_offset, found.next_offset, min(from_offset, log_start), at)
-        self._require(group, schema, accept_old_values=accept_old_values, topic=at.topic)
+        self._require(group, accept_old_values=accept_old_values, topic=at.topic)
         with self.ledger.begin() as tx:
-            aim(tx.connection, self.pipeline, schema)
-            last = last_run(tx, whole, schema)
+            last = last_run(tx, whole)
             require_not_done(last, restart=restart)
             is_resumed = last is not None and last.state == "open" and not restart
             begin = from_offset
@@ -139,7 +134,7 @@ class Reprocess:
                 require_version(last, self.pipeline)
                 begin = last.next_offset
             require_range(begin, to_offset, found.next_offset, log_start, at)
-            said = consequences(tx, self.pipeline, found, replace(whole, start=begin), schema)
+            said = consequences(tx, self.pipeline, found, replace(whole, start=begin))
             if last is not None and last.state == "open" and restart:
                 said = (*said, f"run {last.id} is abandoned at offset {last.next_offset}: its rows stay")
         return ReprocessPlan(
@@ -152,7 +147,6 @@ class Reprocess:
             next_offset=begin,
             position=found.next_offset,
             log_start=log_start,
-            schema=schema,
             run=last.id if last is not None and is_resumed else uuid4(),
             is_resumed=is_resumed,
             last_run=None if last is None else last.id,
@@ -172,11 +166,10 @@ class Reprocess:
             raise ConfigError(f"the plan is for group {plan.group!r}, the pipeline's is {self.ledger.group!r}")
         with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
             group = tx.execute(SHARE_GROUP).one()
-            self._require(group, plan.schema, accept_old_values=plan.accept_old_values, topic=plan.topic)
-            aimed = aim(tx.connection, self.pipeline, plan.schema)
+            self._require(group, accept_old_values=plan.accept_old_values, topic=plan.topic)
             run = self._open(tx, plan, reason)
         if run.state == "open":
-            with RangeRun(self.ledger, aimed, self._kafka, run) as work:
+            with RangeRun(self.ledger, self.pipeline, self._kafka, run) as work:
                 work.apply(self._progress)
         return self._result(run.id)
 
@@ -185,7 +178,7 @@ class Reprocess:
         found = positions_of(tx, [plan.at], locked=True).get(plan.at)
         if found is None or found.topic_id != plan.topic_id:
             raise ReprocessRefused([f"{plan.at} is not the partition of the plan any more: make another plan"])
-        last = last_run(tx, plan.range, plan.schema)
+        last = last_run(tx, plan.range)
         if last is not None and last.id == plan.run:
             require_version(last, self.pipeline)
             return last
@@ -207,7 +200,6 @@ class Reprocess:
             from_offset=plan.from_offset,
             to_offset=plan.to_offset,
             next_offset=plan.from_offset,
-            target_schema=plan.schema,
             version=self.pipeline.version,
             actor=self.actor,
             reason=said,
@@ -216,12 +208,11 @@ class Reprocess:
         record_action(tx, "reprocess", actor=self.actor, reason=f"run {run}: {said}", **span)  # type: ignore[arg-type]
         return tx.execute(REPROCESS["get_run"], run=run).one()
 
-    def _require(self, group: Row[Any], schema: str | None, *, accept_old_values: bool, topic: str) -> None:
-        """Raise unless live tables may be written, where they are."""
-        if schema is None:
-            check_group(group, self.pipeline, while_paused=False)
-            if not accept_old_values:
-                require_old_values(self.pipeline, topic)
+    def _require(self, group: Row[Any], *, accept_old_values: bool, topic: str) -> None:
+        """Raise unless the tables may be written."""
+        check_group(group, self.pipeline, while_paused=False)
+        if not accept_old_values:
+            require_old_values(self.pipeline, topic)
 
     def _log_start(self, group: Row[Any], found: Position) -> int:
         """The first offset that the log still has. Raises unless cluster and topic are the group's."""
@@ -241,5 +232,5 @@ class Reprocess:
             row = tx.execute(REPROCESS["get_run"], run=run).one()
             dead = tx.execute(REPROCESS["run_dead_letters"], run=run, most=MOST).all()
         failures = tuple(RunDeadLetter(*tuple(each)) for each in dead)
-        span = (row.topic, row.partition, row.from_offset, row.to_offset, row.target_schema)
+        span = (row.topic, row.partition, row.from_offset, row.to_offset)
         return Reprocessed(run, row.consumer_group, *span, row.records, row.dead_letters, failures)

@@ -2,8 +2,8 @@
 -- A run's row is locked after the group's and the partition's. Nothing here changes a row of partition_offset.
 
 -- name: last_run
--- The newest over exactly this range, into the same tables.
-SELECT id, consumer_group, topic, partition, topic_id, from_offset, to_offset, next_offset, target_schema, version,
+-- The newest over exactly this range.
+SELECT id, consumer_group, topic, partition, topic_id, from_offset, to_offset, next_offset, version,
        records, dead_letters, state, actor, reason, opened_at, changed_at
 FROM seekpoint.reprocess_run
 WHERE consumer_group = %(group)s
@@ -12,16 +12,15 @@ WHERE consumer_group = %(group)s
   AND topic_id = %(topic_id)s
   AND from_offset = %(from_offset)s
   AND to_offset = %(to_offset)s
-  AND target_schema IS NOT DISTINCT FROM %(target_schema)s::text
 ORDER BY opened_at DESC, id
 LIMIT 1;
 
 -- name: insert_run
 INSERT INTO seekpoint.reprocess_run
-    (consumer_group, state, id, topic, partition, topic_id, from_offset, to_offset, next_offset, target_schema, version,
+    (consumer_group, state, id, topic, partition, topic_id, from_offset, to_offset, next_offset, version,
      actor, reason)
 VALUES (%(group)s, 'open', %(id)s, %(topic)s, %(partition)s, %(topic_id)s, %(from_offset)s, %(to_offset)s,
-        %(next_offset)s, %(target_schema)s, %(version)s, %(actor)s, %(reason)s);
+        %(next_offset)s, %(version)s, %(actor)s, %(reason)s);
 
 -- name: abandon_run
 UPDATE seekpoint.reprocess_run
@@ -29,13 +28,13 @@ SET state = 'abandoned', changed_at = clock_timestamp()
 WHERE id = %(run)s AND state = 'open';
 
 -- name: get_run
-SELECT id, consumer_group, topic, partition, topic_id, from_offset, to_offset, next_offset, target_schema, version,
+SELECT id, consumer_group, topic, partition, topic_id, from_offset, to_offset, next_offset, version,
        records, dead_letters, state, actor, reason, opened_at, changed_at
 FROM seekpoint.reprocess_run
 WHERE id = %(run)s;
 
 -- name: lock_run
-SELECT id, consumer_group, topic, partition, topic_id, from_offset, to_offset, next_offset, target_schema, version,
+SELECT id, consumer_group, topic, partition, topic_id, from_offset, to_offset, next_offset, version,
        records, dead_letters, state, actor, reason, opened_at, changed_at
 FROM seekpoint.reprocess_run
 WHERE id = %(run)s

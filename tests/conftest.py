@@ -31,7 +31,13 @@ from support.waiting import until
 if TYPE_CHECKING:  # pytest imports its plugins after this file
     from support.knobs import Knobs
 
-pytest_plugins = ["seekpoint.testing.pytest_plugin", "support.knobs", "support.fixtures", "support.long_tests"]
+pytest_plugins = [
+    "seekpoint.testing.pytest_plugin",
+    "support.crashed_processes",
+    "support.knobs",
+    "support.fixtures",
+    "support.long_tests",
+]
 
 # No example fails for the time that it took: the machine does other things too. Examples of a test share its fixtures.
 settings.register_profile(

@@ -5,8 +5,8 @@
 ``--test`` counts runs of the tests of ``make test``, ``--busy`` how many of them run next to two processes that keep
 both cores busy (wall-clock checks are left out there), ``--all`` runs of the tests of ``make test-all``. Each run is
 one line of the file: what ran, commit, seed, start, seconds, exit code, pytest's last line, and the tests that failed.
-Started again with the same file, it continues: runs of this commit that the file has are not repeated. Exit code 1 if
-a run failed.
+Started again with the same file, it continues: runs of this commit that the file has are not repeated. At the end it
+lists what the file has, commit by commit. Exit code 1 if a run of this commit failed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ SELECTED = {"test": "not long", "busy": "not long", "all": "long"}
 BUSY_PROCESSES = 2
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Make the runs that are missing; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--test", type=int, default=12, metavar="N", help="runs of `make test`'s tests (12)")
@@ -37,21 +37,32 @@ def main() -> int:
     parser.add_argument("--all", type=int, default=3, metavar="N", help="runs of `make test-all`'s tests (3)")
     parser.add_argument("--file", type=Path, default=ROOT / "soak.jsonl", help="where runs are noted (soak.jsonl)")
     parser.add_argument("--processes", default="4", metavar="N", help="test processes (4)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     commit = _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
-    runs = [run for run in _noted(options.file) if run["commit"] == commit]
+    runs = _noted(options.file)
     wanted = {"test": options.test - options.busy, "busy": options.busy, "all": options.all}
     for kind, count in wanted.items():
-        for number in range(sum(run["kind"] == kind for run in runs), count):
+        for number in range(sum((run["commit"], run["kind"]) == (commit, kind) for run in runs), count):
             print(f"{kind} {number + 1} of {count}", flush=True)
             run = _run(kind, commit, options.processes)
             runs.append(run)
             with options.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(run) + "\n")
             print(f"  exit code {run['exit_code']} after {run['seconds']} s: {run['last_line']}", flush=True)
-    failed = [run for run in runs if run["exit_code"]]
-    print(f"{len(runs)} runs, {len(failed)} failed", *(test for run in failed for test in run["failed"]), sep="\n  ")
-    return 1 if failed else 0
+    print(*_summary(runs), sep="\n")
+    return 1 if any(run["exit_code"] for run in runs if run["commit"] == commit) else 0
+
+
+def _summary(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lines: the runs of each commit, those that failed with their seeds, and the tests that failed in them."""
+    for commit in dict.fromkeys(run["commit"] for run in runs):
+        kinds = {kind: [run for run in runs if (run["commit"], run["kind"]) == (commit, kind)] for kind in SELECTED}
+        failed = [run for group in kinds.values() for run in group if run["exit_code"]]
+        counts = ", ".join(f"{len(group)} {kind}" for kind, group in kinds.items())
+        yield f"{commit}: {counts}; {len(failed)} failed"
+        for run in failed:
+            yield f"  {run['kind']}, seed {run['seed']}, {run['started']}: {run['last_line']}"
+            yield from (f"    {test}" for test in run["failed"])
 
 
 def _noted(file: Path) -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from seekpoint import Limits, Partition, events
 from seekpoint.errors import OffsetLost, PartitionStopped, TopicRecreated, TopicUnknown
-from seekpoint.kafka.client import Client
+from seekpoint.kafka.client import OUT_OF_RANGE, Client
 from seekpoint.kafka.identity import Answer
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.worker.assignment import claiming as claims
@@ -118,39 +118,45 @@ def test_i4_a_decided_stop_does_not_come_back(scene: Scene, protocol: Protocol) 
         assert all("retention has passed it" in str(stop) for stop in stops)
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "848"], indirect=True)
-def test_a_position_that_the_brokers_refuse_before_the_seek_stops_its_partition(
+def test_i4_a_position_out_of_range_is_sought_before_the_brokers_refuse_it(
     scene: Scene, protocol: Protocol, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that has ended the partition answers each seek with an error, for as long as it is assigned."""
-    name, stored = scene.log(10, 1)
+    """I4: a client that was refused has ended the partition, and each seek fails for as long as it is assigned."""
+    name, stored = scene.log(10, 2)
     scene.finish(scene.worker(name, kafka=protocol), name, stored)
-    scene.produce(name, 50, partition=0)
-    trim(scene.admin, name, 30, partition=0)
-    seek_first, refused = Client._seek_first, list[bool]()
+    for n in range(2):
+        scene.produce(name, 50, partition=n)
+        trim(scene.admin, name, 30, partition=n)
+    seek = Client._seek
 
     def seek_late(client: Client, at: TopicPartition) -> None:
-        refused.clear()
-        until(lambda: _is_refused(client, at, refused), "the brokers' answer to the fetch")
-        seek_first(client, at)
+        _wait_for_refusal(scene.broker, at)
+        seek(client, at)
 
-    monkeypatch.setattr(Client, "_seek_first", seek_late)
+    monkeypatch.setattr(Client, "_seek", seek_late)
     run = scene.worker(name, kafka=protocol)
-    stop = run.seen.wait_for(events.PartitionStopped).error
+    for n in range(2):
+        event = run.seen.wait_for((events.PartitionStopped, events.KafkaTrouble), count=n + 1)
+        assert isinstance(event, events.PartitionStopped), event
+        assert "retention has passed it" in str(event.error)
     run.stop()
-    assert "retention has passed it" in str(stop)
-    assert not run.seen.all(events.KafkaTrouble)
 
 
-def _is_refused(client: Client, at: TopicPartition, refused: list[bool]) -> bool:
-    """Whether the last twenty seeks have failed: one alone may have met the end of the fetch before."""
+def _wait_for_refusal(broker: str, at: TopicPartition) -> None:
+    """Until the brokers have refused this position to another client, three times."""
+    config = {"bootstrap.servers": broker, "group.id": "none", "auto.offset.reset": "error", "log_level": 0}
+    consumer = Consumer(config)
     try:
-        client._consumer.seek(at)
-    except KafkaException:
-        refused.append(True)
-    else:
-        refused.clear()
-    return len(refused) >= 20
+        for _ in range(3):
+            consumer.assign([TopicPartition(at.topic, at.partition, at.offset)])
+            message = consumer.poll(20)
+            assert message is not None
+            error = message.error()
+            assert error is not None
+            assert error.code() == OUT_OF_RANGE
+            consumer.unassign()
+    finally:
+        consumer.close()
 
 
 def test_i4_the_stop_of_a_recreated_topic_does_not_come_back(scene: Scene, protocol: Protocol) -> None:

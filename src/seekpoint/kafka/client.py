@@ -36,7 +36,6 @@ FATAL = KafkaError._FATAL  # noqa: SLF001 -- what comes in the place of a record
 _IN_USE = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID).str()  # a fatal error has its cause only as a text
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
 SEEK_TIMEOUT = 5.0  # seconds for what takes milliseconds
-REFUSED = 1.5  # seconds without success after which the brokers are taken to have refused the position meanwhile
 SLICE = 0.01  # seconds: how long a rebalance may go unnoticed while a record is waited for
 _NO_RIGHT = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -122,15 +121,27 @@ class Client:
         with self._in_use:
             self._paused.difference_update(fresh)
             tps = [_at(p, offset) for p, (offset, _) in fresh.items()]
+            # Only a seek lets the broker check the epoch, and so see a truncated log. Paused until then: brokers that
+            # refuse a position before the seek make the client end the partition, and then seeks fail until it is
+            # assigned again.
+            sought = {p: _at(p, offset, epoch) for p, (offset, epoch) in fresh.items() if epoch is not None}
+            self._pause_unassigned([_TopicPartition(*p) for p in sought])
             if self._eager:
                 self._assign(tps, {p: at for p, at in others.items() if p not in fresh})
             else:
                 self._unassign(fresh)
                 self._consumer.incremental_assign(tps)
-            self._consumer.resume(tps)  # a pause outlives revocation and re-assignment
-            for p, (offset, epoch) in fresh.items():
-                if epoch is not None:  # only seek lets the broker check the epoch, and so see a truncated log
-                    self._seek_first(_at(p, offset, epoch))
+            for p in fresh:
+                if p in sought:
+                    self._seek(sought[p])
+                # At once: where the broker has answered first, the client begins up to a second later.
+                self._consumer.resume([_TopicPartition(*p)])  # a pause outlives revocation and re-assignment
+
+    def _pause_unassigned(self, partitions: list[_TopicPartition]) -> None:
+        """Pause these although they may never have been assigned; the client pauses only partitions that it knows."""
+        if partitions:
+            self._consumer.position(partitions)  # makes them known
+            self._consumer.pause(partitions)
 
     def _assign(self, fresh: list[_TopicPartition], others: Mapping[Partition, int]) -> None:
         """Make the whole assignment again; paused partitions stay paused."""
@@ -138,27 +149,12 @@ class Client:
         if paused := [_TopicPartition(*p) for p in others if p in self._paused]:
             self._consumer.pause(paused)
 
-    def _seek_first(self, at: _TopicPartition) -> None:
-        """Seek to where it was just assigned, and assign it again where the brokers were faster.
-
-        They refuse a position that is out of range. Then the client has ended this partition, and a seek is too late
-        for as long as it is assigned.
-        """
-        try:
-            self._seek(at, REFUSED)
-        except KafkaException as error:
-            if self._eager or error.args[0].code() not in _NOT_YET:
-                raise
-            self._unassign(_named([at]))
-            self._consumer.incremental_assign([_TopicPartition(at.topic, at.partition, at.offset)])
-            self._seek(at)
-
-    def _seek(self, at: _TopicPartition, timeout: float = SEEK_TIMEOUT) -> None:
+    def _seek(self, at: _TopicPartition) -> None:
         """Seek to where it was just assigned; repeated for some milliseconds, while the client ends the previous fetch.
 
         It answers _STATE meanwhile, often so where the partition was being read.
         """
-        pause, deadline = threading.Event(), monotonic() + timeout
+        pause, deadline = threading.Event(), monotonic() + SEEK_TIMEOUT
         while True:
             try:
                 self._consumer.seek(at)

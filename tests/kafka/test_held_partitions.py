@@ -20,7 +20,7 @@ from seekpoint.worker.assignment import held as held_partitions
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
 from support.manual_worker import rival, seize
-from support.postgres_proxy import PostgresProxy
+from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import SECONDS
 
 pytestmark = [
@@ -132,7 +132,7 @@ def test_a_kept_chunk_survives_an_unknown_commit(
     gate = Gate(events.Advanced)
     run = scene.worker(name, engine=new_engine(proxy.dsn, pool_pre_ping=True), observe=[gate])
     gate.wait()
-    proxy.arm("before_commit")
+    proxy.arm("before_commit", MOVES)
     gate.open()
     finish(run, name, stored)
     assert run.seen.all(events.CommitUnknown)

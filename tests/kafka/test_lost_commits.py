@@ -14,7 +14,7 @@ from support.events import Gate, Run
 from support.kafka_postgres import Scene
 from support.ledger_desk import scalar, wait_until_blocked
 from support.manual_worker import actions
-from support.postgres_proxy import PostgresProxy, When
+from support.postgres_proxy import MOVES, PostgresProxy, When
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
@@ -25,7 +25,7 @@ def commit_through(scene: Scene, proxy: PostgresProxy, name: str, when: Any, **o
     gate = Gate(events.Advanced)
     run = scene.worker(name, observe=[gate], engine=proxy.dsn, **options)
     gate.wait()
-    proxy.arm(when)
+    proxy.arm(when, MOVES)
     gate.open()
     assert proxy.fired.wait(20)
     return run
@@ -67,7 +67,7 @@ def test_a_commit_that_never_arrives_however_often_it_is_tried(scene: Scene, pro
 
     def cut(event: events.Event) -> None:
         if isinstance(event, events.Advanced) and proxy.counts["before_commit"] < TRIES:
-            proxy.arm("before_commit")
+            proxy.arm("before_commit", MOVES)
 
     name, stored = scene.log(10)
     run = scene.worker(name, engine=proxy.dsn, observe=[cut])
@@ -128,8 +128,8 @@ STATEMENTS: dict[str, tuple[When, str]] = {
     "BEGIN": ("at_statement", "BEGIN"),
     "hold": ("at_statement", "locked"),
     "rows": ("at_statement", "book"),
-    "advance": ("at_statement", "moved"),
-    "COMMIT": ("before_commit", "moved"),
+    "advance": ("at_statement", MOVES),
+    "COMMIT": ("before_commit", MOVES),
 }
 
 

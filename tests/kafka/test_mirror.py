@@ -29,7 +29,7 @@ from support.events import Gate
 from support.kafka_postgres import PROTOCOLS, Scene
 from support.kafka_tools import Shown, describe
 from support.log_changes import in_transactions
-from support.postgres_proxy import PostgresProxy
+from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import until
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1)
@@ -125,7 +125,7 @@ def test_kafka_is_never_ahead_of_a_commit_that_was_not_answered(scene: Scene, pr
     gate = Gate(events.Advanced)
     worker = scene.worker(name, observe=[gate], engine=proxy.dsn, mirror=True, limits=OFTEN)
     gate.wait()
-    proxy.arm(when)
+    proxy.arm(when, MOVES)
     seen: list[tuple[int, int]] = []
 
     def watch(event: events.Event) -> None:

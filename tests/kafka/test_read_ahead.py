@@ -21,7 +21,7 @@ from seekpoint.worker.reader import Reader
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
 from support.manual_worker import rival, seize
-from support.postgres_proxy import PostgresProxy
+from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import SECONDS
 
 pytestmark = [
@@ -104,7 +104,7 @@ def test_chunks_survive_an_unknown_commit(
 ) -> None:
     run, gate, name, stored = start(scene, events.Advanced, engine=new_engine(proxy.dsn, pool_pre_ping=True))
     assert ahead
-    proxy.arm("before_commit")
+    proxy.arm("before_commit", MOVES)
     gate.open()
     finish(scene, run, name, stored)
     assert run.seen.all(events.CommitUnknown)

@@ -19,7 +19,7 @@ from support.events import Gate
 from support.kafka_postgres import PROTOCOLS, Scene
 from support.ledger_desk import scalar
 from support.manual_worker import rival, seize
-from support.postgres_proxy import PostgresProxy
+from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import until
 
 pytestmark = [
@@ -107,7 +107,7 @@ def test_a_commit_without_an_answer(scene: Scene, proxy: PostgresProxy, when: An
     """I1, I3: taken effect, not taken effect, in doubt: the ledger says which."""
     small = Small(scene, events.Advanced, engine=proxy.dsn, limits=Limits(claim_wait=20.0))
     pid = backend(scene)
-    proxy.arm(when)
+    proxy.arm(when, MOVES)
     small.gate.open()
     assert proxy.fired.wait(20)
     small.run.seen.wait_for(events.CommitUnknown, since=small.mark)

@@ -15,6 +15,8 @@ from seekpoint.errors import ConfigError
 from support import pgwire
 from support.proxy import HOST, Link, Proxy, Side
 
+MOVES = "moved"
+"""A text of the statement that moves a worker's offsets, which its display's transactions do not have."""
 When = Literal["before_commit", "after_commit", "after_commit_delayed", "at_statement"]
 
 

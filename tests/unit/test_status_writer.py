@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ def test_a_worker_without_partitions_writes_its_row_as_seldom_as_others_and_at_i
     tables = SimpleNamespace(seen=lambda state, _: written.put(state), prune=lambda _: None)
     monkeypatch.setattr(status_writer, "StatusTables", lambda *_: tables)
     ledger: Any = SimpleNamespace(limits=Limits(lag_check=10, sample_positions=0))
-    ledger.apart = lambda: ledger
+    ledger.apart = lambda: nullcontext(ledger)
     no_logs: Any = None
     writer = StatusWriter(ledger, no_logs, {}, lambda _: None)  # type: ignore[arg-type]
     times = []
@@ -51,7 +52,7 @@ def test_a_worker_in_a_long_transaction_writes_its_row_and_says_what_it_does(mon
     tables = SimpleNamespace(seen=lambda state, trouble: written.put((state, trouble)), prune=lambda _: None)
     monkeypatch.setattr(status_writer, "StatusTables", lambda *_: tables)
     ledger: Any = SimpleNamespace(limits=Limits(lag_check=0.01, sample_positions=0))
-    ledger.apart = lambda: ledger
+    ledger.apart = lambda: nullcontext(ledger)
     in_hand: list[str | None] = [None]
     writer = StatusWriter(ledger, None, {}, lambda _: None, in_hand=lambda: in_hand[0])  # type: ignore[arg-type]
     writer.show("running", (), 100)

@@ -75,11 +75,12 @@ class Ledger:
         self._synchronous_commit = synchronous_commit
         self.draw_owner()
 
-    def apart(self) -> Ledger:
-        """This ledger on connections of its own: it takes none of the engine's pool, and keeps none open."""
+    @contextmanager
+    def apart(self) -> Iterator[Ledger]:
+        """This ledger on one connection of its own, closed at the block's end: it takes none of the engine's pool."""
         made = copy(self)
-        made.engine = apart(self.engine)
-        return made
+        with apart(self.engine) as made.engine:
+            yield made
 
     def draw_owner(self) -> None:
         """Become another owner, as after a fork. A release and a claim recognize their own claims by it."""

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from seekpoint.errors import ConfigError
 from seekpoint.postgres import pooler
@@ -76,16 +76,21 @@ def first_connection(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def apart(engine: Engine) -> Engine:
-    """An engine with the same connections, settings and events, of which each is opened when used, and none is kept.
+@contextmanager
+def apart(engine: Engine) -> Iterator[Engine]:
+    """An engine with the same settings and events, on one connection: opened when used, closed at the block's end.
 
     For threads that must take no connection of the pool which others need.
     """
     pool, options = engine.pool, engine.get_execution_options()
-    own = NullPool(pool._creator, dialect=engine.dialect, _dispatch=pool.dispatch)  # noqa: SLF001 -- as pool.recreate()
+    creator = pool._creator  # noqa: SLF001 -- as pool.recreate()
+    own = QueuePool(creator, pool_size=1, max_overflow=0, dialect=engine.dialect, _dispatch=pool.dispatch)
     made = Engine(own, engine.dialect, engine.url, execution_options=options)
     made.dispatch = made.dispatch._join(engine.dispatch)  # noqa: SLF001 -- as Engine.execution_options()
-    return made
+    try:
+        yield made
+    finally:
+        own.dispose()
 
 
 def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:

@@ -52,12 +52,11 @@ class StatusWriter:
         announce: Announcer,
         *,
         client_id: str | None = None,
-        poll_replay_requests: Callable[[], None] = lambda: None,
+        poll_replay_requests: Callable[[Ledger], None] = lambda _: None,
         in_hand: Callable[[], str | None] = lambda: None,
     ) -> None:
-        process = WorkerProcess(socket.gethostname(), os.getpid(), client_id, version("seekpoint"))
-        # On connections of its own: display delays no claim, also where a write hangs and the pool has two.
-        self._tables, self._watermarks, self._announce = StatusTables(ledger.apart(), process), watermarks, announce
+        self._process = WorkerProcess(socket.gethostname(), os.getpid(), client_id, version("seekpoint"))
+        self._ledger, self._watermarks, self._announce = ledger, watermarks, announce
         self._poll_replay_requests, self._in_hand = poll_replay_requests, in_hand
         self._state = "running"  # the one that was written last
         self._declared = dict(declared)  # what is not stored yet
@@ -106,20 +105,26 @@ class StatusWriter:
     def _run(self) -> None:
         while True:
             status, has_ended = self._await()
-            if status is None:
-                if has_ended:
-                    return
-                self._error_of(self._poll_replay_requests)  # the worker is in a long handler, and is alive
-                self._error_of(self._write_in_hand)
-                continue
-            errors = [self._error_of(partial(self._write, status))]
-            if not has_ended:
-                errors.append(self._error_of(self._poll_replay_requests))
-            found = next(filter(None, errors), None)
-            with self._changed:
-                if found is not None and not self._has_failed:
-                    self._error = found
-                self._has_failed = found is not None
+            if status is None and has_ended:
+                return
+            # On a connection of its own: display delays no claim, also where a write hangs and the pool has two.
+            with self._ledger.apart() as ledger:
+                self._store(status, ledger, has_ended=has_ended)
+
+    def _store(self, status: _Status | None, ledger: Ledger, *, has_ended: bool) -> None:
+        tables = StatusTables(ledger, self._process)
+        if status is None:
+            self._error_of(partial(self._poll_replay_requests, ledger))  # the worker is in a long handler, and is alive
+            self._error_of(partial(self._write_in_hand, tables))
+            return
+        errors = [self._error_of(partial(self._write, status, tables))]
+        if not has_ended:
+            errors.append(self._error_of(partial(self._poll_replay_requests, ledger)))
+        error = next(filter(None, errors), None)
+        with self._changed:
+            if error is not None and not self._has_failed:
+                self._error = error
+            self._has_failed = error is not None
 
     @staticmethod
     def _error_of(step: Callable[[], None]) -> Exception | None:
@@ -136,24 +141,24 @@ class StatusWriter:
             status, self._next = self._next, None
             return status, self._has_ended
 
-    def _write_in_hand(self) -> None:
+    def _write_in_hand(self, tables: StatusTables) -> None:
         """The worker's row while its thread is in a long transaction: else it would count as gone after a minute."""
         if (in_hand := self._in_hand()) is not None:
-            self._tables.seen(self._state, in_hand)
+            tables.seen(self._state, in_hand)
 
-    def _write(self, status: _Status) -> None:
+    def _write(self, status: _Status, tables: StatusTables) -> None:
         self._state = status.state
-        self._tables.seen(status.state, status.trouble)
+        tables.seen(status.state, status.trouble)
         claimed = {p.topic for p in status.partitions}
         if new := {topic: one for topic, one in self._declared.items() if topic in claimed}:
-            self._tables.declare(new)
+            tables.declare(new)
             self._declared = {topic: one for topic, one in self._declared.items() if topic not in new}
         now = monotonic()
         if status.partitions and self._sample_every > 0 and now >= self._sample_at:
             self._sample_at = now + self._sample_every
-            self._tables.sample(self._watermarks.logs(sorted(status.partitions)))
+            tables.sample(self._watermarks.logs(sorted(status.partitions)))
         if now >= self._prune_at:
             self._prune_at = now + (self._sample_every or MINUTE)
             self._samples += 1
             partitions = sorted(status.partitions)
-            self._tables.prune([p for n, p in enumerate(partitions) if n % PRUNE == self._samples % PRUNE])
+            tables.prune([p for n, p in enumerate(partitions) if n % PRUNE == self._samples % PRUNE])

@@ -56,7 +56,6 @@ class RequestedReplays:
         self._pipeline, self._ledger = pipeline, ledger
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping or threading.Event()
         self._wire = ConnectionSocket(self._stopwatch)
-        self._apart = ledger.apart()  # the status thread takes no connection that the worker may need
         self._interval = ledger.limits.lag_check
         self._is_requested = self._is_paused = False
         self._current: _Request | None = None
@@ -65,16 +64,17 @@ class RequestedReplays:
 
     # -- the status thread ------------------------------------------------------------------------------
 
-    def check(self) -> None:
+    def check(self, ledger: Ledger | None = None) -> None:
         """See whether there is a request to take, and a pause; fail those whose worker has crashed, or is outdated.
 
-        Says that the worker of the request in hand is alive. Raises what could not be stored. Nothing of a worker that
-        was given up: its thread may never come back, and its request is found as abandoned.
+        ``ledger`` is the status thread's, which takes no connection that the worker may need. Says that the worker of
+        the request in hand is alive. Raises what could not be stored. Nothing of a worker that was given up: its thread
+        may never come back, and its request is found as abandoned.
         """
         if self._wire.is_cut:
             return
         current, owner = self._current, self._ledger.owner
-        with self._apart.begin() as tx:
+        with (ledger or self._ledger).begin() as tx:
             if current is not None:
                 tx.execute(REPLAY_REQUEST["request_seen"], id=current.id, owner=owner)
             tx.execute(

@@ -54,7 +54,7 @@ class Silent(Ledger):
         return [replace(m.claim, next_offset=m.to_offset) for m in moves]
 
     def hold_and_advance(self, tx: Any, moves: Iterable[Move], rows: Sequence[Statement]) -> list[Claim]:
-        begin_and_run(tx.driver, rows[0], rows[1:])
+        begin_and_run(tx.driver, rows)
         return self.advance(tx, moves)
 
 

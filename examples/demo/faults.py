@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 from demo.flights import Feed
 from demo.worker_pool import DemoFailed, WorkerPool, WorkerProcess
-from seekpoint.ledger.sql.partition_offset import APPLICATION
+from seekpoint.ledger.schema_connection import APPLICATION
 
 #: Who is killed, and at which step of its transaction. The rows are written from Applied on, the offset at Advanced.
 KILLS = (("A", "Applied"), ("B", "Held"), ("A", "Advanced"), ("B", "Applied"))

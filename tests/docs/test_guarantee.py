@@ -24,7 +24,7 @@ def part(page: str, invariant: str) -> str:
 
 
 def lines_of(invariant: str) -> list[str]:
-    return re.findall(r"^\| `(seekpoint[\w.]*:[\w.]+)` \|", part(CODE_AND_TESTS, invariant), re.MULTILINE)
+    return re.findall(r"^\| `(seekpoint[\w./]*:[\w.]+)` \|", part(CODE_AND_TESTS, invariant), re.MULTILINE)
 
 
 def attacks_on(invariant: str) -> list[str]:
@@ -75,6 +75,12 @@ def test_the_lines_that_hold_it_exist_and_cite_it(invariant: str) -> None:
     citing = set()
     for line in lines:
         module, _, name = line.partition(":")
+        if module.endswith(".sql"):
+            statement = re.search(rf"(?s)^-- name: {name}\n.*?(?=^-- name: |\Z)", named(f"src/{module}"), re.MULTILINE)
+            assert statement is not None, line
+            if cites(statement[0], invariant):
+                citing.add(line)
+            continue
         found = import_module(module)
         assert reduce(getattr, name.split("."), found) is not None
         if cites(Path(found.__file__ or "").read_text(encoding="utf-8"), invariant):

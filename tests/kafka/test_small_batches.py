@@ -157,7 +157,7 @@ def test_another_claim_refuses_it(scene: Scene) -> None:
     small = Small(scene, events.BatchOpened)
     seize(scene, rival(scene), small.name, 0)
     small.gate.open()
-    assert "rows advanced: 0" in small.run.seen.wait_for(events.Refused, since=small.mark).reason
+    assert "rows held: 0" in small.run.seen.wait_for(events.Refused, since=small.mark).reason
     small.run.seen.wait_for(events.ClaimLost, since=small.mark)
     small.finish()
 

@@ -22,7 +22,7 @@ class Rules(NamedTuple):
     cutovers: int = 1
     recreations: int = 1
     rewinds: int = 0
-    express: bool = False  # E: a closed batch is held and advanced by one statement
+    express: bool = False  # E: a closed batch is held and advanced in one round trip
     by_batch: bool = False  # H: hold locks only some of the active partitions
     read_ahead: bool = False  # G: the next batch is read, and its hold sent, while COMMIT is on its way
     broken: frozenset[str] = frozenset()

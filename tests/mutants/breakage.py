@@ -3,7 +3,7 @@
 .. code-block:: toml
 
     ["hold does not compare the position"]
-    "ledger/sql/partition_offset.py:HOLD" = { part = 'offset.next_offset == HELD.c.from_offset', by = 'true()' }
+    "ledger/sql/worker.sql:hold" = { part = 'AND next_offset = held.from_offset' }
     test = "tests/postgres/ledger/test_fence.py::test_another_position_is_refused"
 
 A place is a file of the package and the qualified name of a function, a class or a module's variable in it, or the name

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -14,88 +12,31 @@ import psycopg
 import pytest
 from psycopg import ClientCursor
 from sqlalchemy import create_engine, make_url
-from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.pool import NullPool
-from sqlalchemy.sql.base import Executable
 from typer.testing import CliRunner
 
 from seekpoint import Append, Json, Pipeline, Upsert, schema
 from seekpoint.admin import Admin
 from seekpoint.cli.app import app
 from seekpoint.errors import ConfigError
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import Ledger, sql
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import Role
-from seekpoint.ledger.sql import (
-    BATCH,
-    DEAD_LETTERS,
-    EXPORT_MANIFEST,
-    FORGET,
-    PURGE,
-    RELOAD_RUN,
-    REPLAY_REQUEST,
-    REPROCESS,
-    RESETS,
-    STATUS,
-    WAIT,
-    Query,
-    admin,
-    partition_offset,
-)
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.round_trip import numbered
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.testing import process, raw
-from seekpoint.worker.replay import replay_one
 from support.databases import new_database
 from support.ledger_roles import LedgerRoles
 
-MODULES = (partition_offset, admin, replay_one)
-FILES = {
-    "batch": BATCH,
-    "dead_letters": DEAD_LETTERS,
-    "export_manifest": EXPORT_MANIFEST,
-    "forget": FORGET,
-    "purge": PURGE,
-    "reload_run": RELOAD_RUN,
-    "replay_request": REPLAY_REQUEST,
-    "reprocess": REPROCESS,
-    "resets": RESETS,
-    "status": STATUS,
-    "wait": WAIT,
+# Every statement of the library, by ``file.name``.
+NAMED: dict[str, sql.Query] = {
+    f"{name.lower()}.{query.name}": query
+    for name, queries in vars(sql).items()
+    if name.isupper() and isinstance(queries, dict)
+    for query in queries.values()
 }
-GIVEN = {
-    "RECORD_ACTION": ["action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
-    "RECORD_LOSS": [
-        "topic",
-        "topic_id",
-        "partition",
-        "from_offset",
-        "to_offset",
-        "reason",
-        "decision",
-        "actor",
-        "operator_reason",
-    ],
-}
-
-
-def statements() -> dict[str, Executable | Query]:
-    """Every statement of the library, by ``module.NAME`` or ``file.name``."""
-
-    def name(module: ModuleType) -> str:
-        return module.__name__.rsplit(".", 1)[-1]
-
-    return {
-        f"{name(module)}.{key}": value
-        for module in MODULES
-        for key, value in vars(module).items()
-        if key.isupper() and isinstance(value, Executable)
-    } | {f"{file}.{query.name}": query for file, queries in FILES.items() for query in queries.values()}
-
-
-NAMED = statements()
 
 
 @pytest.fixture(scope="module")
@@ -123,28 +64,10 @@ def _roles(url: str) -> Iterator[LedgerRoles]:
     made.drop()
 
 
-def _values(query: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Of each parameter. An empty array, or no group, would leave tables out of the plan, and rights unasked.
-
-    A NULL that is subtracted from a time has no type of its own.
-    """
-    arrays = {key: [None] for key in re.findall(r"%\((\w+)\)s(?:::| AS )[\w ]+\[\]", query)}
-    spans = dict.fromkeys(re.findall(r" - %\((\w+)\)s(?!::)", query), timedelta())
-    return {**own, **arrays, **spans, "group": "g"}
-
-
-def _sent(name: str) -> tuple[str, dict[str, Any]]:
-    """The statement's text, and a value of each parameter."""
-    statement = NAMED[name]
-    if isinstance(statement, Query):
-        query = statement.in_schema(DEFAULT_SCHEMA)
-        return query, _values(query, dict.fromkeys(numbered(query)[1]))
-    compiled = statement.compile(  # type: ignore[attr-defined]
-        dialect=psycopg_dialect.dialect(),  # type: ignore[no-untyped-call]
-        column_keys=GIVEN.get(name.split(".")[1]),
-    )
-    own = {key: True if value is True else None for key, value in compiled.params.items()}  # of a JOIN ... ON true
-    return str(compiled), _values(str(compiled), own)
+def _values(query: str) -> dict[str, Any]:
+    """Of each parameter. An empty array, or no group, would leave tables out of the plan, and rights unasked."""
+    arrays = {key: [None] for key in re.findall(r"%\((\w+)\)s::[\w ]+\[\]", query)}
+    return {**dict.fromkeys(numbered(query)[1]), **arrays, "group": "g", "old_group": "g", "new_group": "h"}
 
 
 def refused(roles: LedgerRoles, role: Role) -> set[str]:
@@ -152,18 +75,18 @@ def refused(roles: LedgerRoles, role: Role) -> set[str]:
     found = set()
     with psycopg.connect(roles.dsn(), cursor_factory=ClientCursor) as server:
         server.execute(f'SET ROLE "{roles.names[role]}"'.encode())
-        for name in NAMED:
-            query, values = _sent(name)
+        for name, query in NAMED.items():
+            text = query.in_schema(DEFAULT_SCHEMA)
             try:
                 with server.transaction(force_rollback=True):
-                    server.execute(f"EXPLAIN {query}".encode(), values)
+                    server.execute(f"EXPLAIN {text}".encode(), _values(text))
             except psycopg.errors.InsufficientPrivilege:
                 found.add(name)
     return found
 
 
 def among(*names: str) -> set[str]:
-    """Statements by ``module.NAME``; ``module.*`` are all of one."""
+    """Statements by ``file.name``; ``file.*`` are all of one."""
     found = set()
     for name in names:
         matching = {each for each in NAMED if each == name or (name.endswith(".*") and each.startswith(name[:-1]))}
@@ -185,20 +108,24 @@ DELETES = (
     *("forget.delete_runs", "forget.delete_run_dead_letters", "forget.delete_requests"),
     "purge.delete_closed",
 )
+# Tables of two groups are exchanged by the owner alone.
+EXCHANGES = ("replace.exchange_losses",)
 REFUSED = {
     Role.OWNER: set[str](),
-    Role.STAGER: among(*DELETES),
+    Role.STAGER: among(*DELETES, *EXCHANGES),
     Role.WRITER: among(
         *DRIVES,
         *DELETES,
         *("export_manifest.*", "reload_run.positions", "reload_run.staged"),
         *("status.lag", "status.lag_of_all", "status.group_status", "status.runs"),
+        *EXCHANGES,
     ),
     Role.OPERATOR: among(
         *DRIVES,
         *DELETES,
+        *EXCHANGES,
         *("forget.delete_samples", "forget.delete_workers", "forget.restore_position", "forget.restore_topic"),
-        *("partition_offset.CLAIM", "admin.INSERT_GROUP", "admin.INSERT_ROWS", "admin.STORE_TABLES"),
+        *("worker.claim", "groups.insert", "worker.insert_positions", "groups.store_tables"),
         *("dead_letters.insert", "status.insert_samples", "status.prune_samples", "status.worker_seen"),
         *("status.delete_unseen", "reprocess.insert_run", "reprocess.lock_run", "reprocess.abandon_run"),
         *("replay_request.take_request", "replay_request.request_seen", "replay_request.record_request"),
@@ -208,11 +135,10 @@ REFUSED = {
     # What is left to a reader names no table of the ledger, or none but the columns that an exporter reads.
     Role.READER: {*NAMED} - among(
         *("status.lag", "status.lag_of_all", "status.group_status", "status.configure"),
-        *("status.silent_drivers", "status.topic_ids", "partition_offset.KNOWN_TOPICS", "forget.count_positions"),
-        *("partition_offset.CONFIGURE", "purge.clock", "resets.time_limit"),
-        *("admin.ALONE", "admin.QUALIFIED", "admin.TERMINATE", "batch.bound", "reload_run.unhurried"),
-        *("replay_one.AS_WORKER", "replay_one.AS_WORKER_17", "replay_one.CURRENT_TRANSACTION"),
-        *("replay_one.REMEMBER_SESSION", "replay_one.TRANSACTION_STATUS"),
+        *("status.silent_drivers", "status.topic_ids", "worker.known_topics", "forget.count_positions"),
+        *("worker.configure", "purge.clock", "resets.time_limit"),
+        *("groups.alone", "groups.qualified", "groups.terminate", "batch.bound", "reload_run.unhurried"),
+        "replay.*",
     ),
 }  # fmt: skip
 

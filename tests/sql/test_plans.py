@@ -12,9 +12,7 @@ from sqlalchemy import Connection, Row, text
 
 from seekpoint.ledger import Expected, Ledger, Move
 from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.ledger.sql import DEAD_LETTERS, WAIT
-from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import partition_offset as statements
+from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, WAIT, WORKER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.failures import for_each
 from support.plans import (
@@ -32,22 +30,12 @@ from support.plans import (
 ROWS = 10_000
 COUNTS = (6, 1_000)
 _OTHER_STATISTICS = pytest.mark.long("other statistics of the same table")
+# What batches, claims and waits run.
 NAMES = (
-    "HOLD",
-    "HOLD_17",
-    "ADVANCE",
-    "HOLD_AND_ADVANCE",
-    "HOLD_AND_ADVANCE_17",
-    "CLAIM",
-    "POSITIONS_LOCKED",
-    "POSITIONS",
-    "RELEASE",
-    "RECORD_ATTEMPTS",
-    "RECORD_SUSPECTS",
-    "KNOWN_TOPICS",
-    "open_keys",
+    *("hold", "advance", "claim", "settled_positions", "positions", "release", "record_attempts", "record_suspects"),
+    *("known_topics", "open_keys"),
 )
-STATEMENTS = {**vars(administration), **DEAD_LETTERS, **vars(statements)}
+STATEMENTS = {**DEAD_LETTERS, "supersede": GROUPS["supersede"], **WORKER}
 FILL = """
     INSERT INTO {schema}.consumer_group (name) SELECT 'other ' || n FROM generate_series(0, 8) n;
     INSERT INTO {schema}.consumer_group (name, cluster_id) VALUES ('g', 'c');
@@ -116,21 +104,15 @@ def parameters(rows: list[Row[Any]]) -> Mapping[str, Any]:
         "age": timedelta(seconds=9),
         "application_name": "seekpoint test",
         "synchronous_commit": "on",
-        "idle_in_transaction_session_timeout": "60000ms",
-        "transaction_timeout": "60000ms",
+        "transaction_age": "60000ms",
     }
 
 
 def assert_by_key_alone(plan: Plan, name: str) -> None:
     found = [node["Node Type"] for node in scans(plan, "partition_offset")]
-    # CLAIM finds its row through ON CONFLICT's own index lookup, which is no node of the plan.
+    # A claim finds its row through ON CONFLICT's own index lookup, which is no node of the plan.
     assert set(found) <= {"Index Scan", "Index Only Scan"}, plan
-    assert (found == []) == (name == "CLAIM"), plan
-
-
-def is_known(name: str, tx: Connection) -> bool:
-    """Whether the server has what the statement sets: transaction_timeout came with Postgres 17."""
-    return not name.endswith("_17") or (tx.dialect.server_version_info or (0,)) >= (17,)
+    assert (found == []) == (name == "claim"), plan
 
 
 @for_each([(name, count) for name in NAMES for count in COUNTS])
@@ -138,9 +120,8 @@ def test_rows_are_found_by_the_primary_key(case: tuple[str, int], crowd: Filled)
     """I2, I3: the fence costs a lookup per partition, for 6 of 10,000 rows and for 1,000 of them."""
     name, count = case
     with crowd.engine.connect() as tx:
-        if is_known(name, tx):
-            plan = plan_of(tx, crowd.schema, STATEMENTS[name], parameters(ours(tx, crowd, count)))
-            assert_by_key_alone(plan, name)
+        plan = plan_of(tx, crowd.schema, STATEMENTS[name], parameters(ours(tx, crowd, count)))
+        assert_by_key_alone(plan, name)
         tx.rollback()
 
 
@@ -148,8 +129,7 @@ def test_rows_are_found_by_the_primary_key(case: tuple[str, int], crowd: Filled)
 def test_the_prepared_statement_is_planned_the_same(name: str, crowd: Filled) -> None:
     """I2, I3: psycopg prepares what is repeated; the plan that no longer sees the values is by the key as well."""
     with crowd.engine.connect() as tx:
-        if is_known(name, tx):
-            assert_by_key_alone(prepared_plan(tx, crowd.schema, STATEMENTS[name]), name)
+        assert_by_key_alone(prepared_plan(tx, crowd.schema, STATEMENTS[name]), name)
 
 
 def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Filled) -> None:
@@ -208,7 +188,7 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
     "find": {"id": 77},
     "close": {"id": 77, "state": "replayed", "actor": "a", "reason": "r", "replayed": True},
     "failed_again": {"id": 77, "error": "e", "traceback": None},
-    "SUPERSEDE": {"at_topic_id": TOPIC_ID, "at_partition": 7, "to_offset": 90, "actor": "a", "reason": "r"},
+    "supersede": {"topic_id": TOPIC_ID, "partition": 7, "to_offset": 90, "actor": "a", "reason": "r"},
 }
 
 

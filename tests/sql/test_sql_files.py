@@ -5,18 +5,25 @@ from __future__ import annotations
 import re
 import secrets
 from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.schema import DropSchema
 
-from seekpoint import schema
-from seekpoint.admin import Admin
-from seekpoint.ledger import sql
+from seekpoint import Bytes, Pipeline, schema
+from seekpoint.admin import Admin, DeadLetterReplay, group_of
+from seekpoint.errors import Fenced, NotApplied, OffsetLost
+from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, sql
+from seekpoint.ledger.claim import end_abandoned
+from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.sql import Query, arrays
 from seekpoint.ledger.tables import RELOAD_CLOSED
 from seekpoint.postgres.round_trip import numbered
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.failures import for_each
+from support.round_trips import overheard
 
 FOLDER = Path(sql.__file__).parent
 SOURCE = Path(sql.__file__).parents[2]
@@ -80,6 +87,101 @@ def test_two_ledgers_of_one_process_are_in_schemas_whose_names_are_quoted(seekpo
 def test_rows_become_an_array_for_each_column() -> None:
     assert arrays([("t", 0), ("u", 1)], "topic", "partition") == {"topic": ["t", "u"], "partition": [0, 1]}
     assert arrays([], "topic", "partition") == {"topic": [], "partition": []}
+
+
+# -- what runs ----------------------------------------------------------------------------------------------------
+
+
+def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
+    """Every method once, over ``count`` partitions."""
+    partitions = [Partition(topic, n) for n in range(count)]
+    ids = {topic: uuid4()}
+
+    def claim(by: Ledger) -> list[Any]:
+        start = dict.fromkeys(partitions, 0)
+        granted = by.claim(partitions, ids, cluster_id="c", start=lambda _: start).granted
+        return [granted[p] for p in partitions]
+
+    claims = claim(ledger)
+    assert ledger.standby() is None
+    assert ledger.outcome_of(uuid4()) is None
+    with ledger.engine.begin() as tx:
+        transaction = ledger.hold(tx, [Expected(claim, 0) for claim in claims])
+        claims = ledger.advance(tx, [Move(claim, 0, 10, 3) for claim in claims], transaction)
+    claims = ledger.advance_alone([Move(claim, 10, 11) for claim in claims])
+    ledger.positions_of(partitions)
+    ledger.positions_of(partitions, locked=False)
+    ledger.read()
+    with ledger.begin() as scope:
+        end_abandoned(scope, partitions, 60.0)
+    assert ledger.wait_until_applied(topic, 0, 0).applied
+    with pytest.raises(NotApplied):
+        ledger.wait_until_applied(topic, 0, 11, timeout=0)
+    ledger.record_action("found", partitions[0], 0, 1, reason="a test")
+    stop = OffsetLost(partitions[0], 11, "a test", ["a choice"], log_end=20)
+    stop.token = claims[0].token
+    ledger.record_stops([stop])
+    ledger.reset_offset(topic, 0, 15, log=None, reason="a test", lost="a test")
+    assert ledger.last_reset(Partition(topic, 0)) is not None
+    with pytest.raises(Fenced):
+        ledger.reset_offset(topic, 0, 5, log=None, reason="a test", expected=4)
+    ledger.pause(reason="a test")
+    ledger.resume()
+    newer = Ledger(ledger.engine, ledger.group, schema=ledger.schema, version=2)
+    claims = newer.record_attempts_alone([(each, Attempt(0, 1)) for each in claim(newer)])
+    newer.record_suspects_alone([SuspectNote(each, 9, 5) for each in claims])
+    everything_that_is_done_to_dead_letters(DeadLetters(newer), claims, ids)
+    newer.release(claims)
+
+
+def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[Any], ids: dict[str, UUID]) -> None:
+    """Every method once, over one dead letter per partition."""
+    partitions = [claim.partition for claim in claims]
+    failure = Failure(Cause.POISON, "Poison: a test")
+    asides = [
+        NewDeadLetter(RawRecord(p.topic, p.number, 0, None, b"k", b"v"), failure, State.DEAD_LETTERED)
+        for p in partitions
+    ]
+    engine = letters.ledger.engine
+    with engine.begin() as tx:
+        assert letters.open_keys(tx, partitions) == {}
+        letters.insert(tx, asides, ids, version=2)
+    parked = letters.list(Where())
+    assert sum(one.count for one in letters.by_cause(Where())) == len(parked)
+    assert sum(letters.count_open().values()) == len(parked) == len(claims)
+    assert letters.in_order([each.id for each in reversed(parked)]) == [each.id for each in parked]
+    assert [each.id for each in letters.chosen([each.id for each in parked])] == [each.id for each in parked]
+    with engine.begin() as tx:
+        one = letters.lock(tx, letters.get(parked[0].id).id)
+        assert letters.first_open_of_key(tx, one) == 0
+        letters.failed_again(tx, one, failure)
+        letters.close(tx, one, State.DISCARDED, "alice", "a test")
+    with engine.begin() as tx:
+        letters.insert(tx, asides, ids, version=2)
+    ledger = letters.ledger
+    assert group_of(engine, one.id, schema=ledger.schema) == ledger.group
+    pipeline = Pipeline(ledger.group, topics=one.topic, value=Bytes(), handle=lambda tx, batch: None, version=2)
+    assert DeadLetterReplay(pipeline, engine, schema=ledger.schema).replay(one.id).is_applied
+
+
+def test_what_runs_is_what_the_files_have(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
+    """I1..I3: no statement beside the files, and no text that varies with the number of partitions."""
+    ledger = Ledger(seekpoint_engine, "g", schema=seekpoint_schema, tables=["orders"])
+    with overheard(seekpoint_engine) as texts:
+        everything_a_ledger_does(ledger, "one", 1)
+        ledger = Ledger(seekpoint_engine, "g2", schema=seekpoint_schema, tables=["orders", "lines"])
+        everything_a_ledger_does(ledger, "seven", 7)
+    names = {
+        text: query.name
+        for _, query in QUERIES
+        for text in (query.text + ";\n", query.in_schema(seekpoint_schema) + ";\n")
+    }
+    assert texts <= names.keys()
+    whole = ("worker", "groups", "dead_letters", "replay", "wait")
+    never = {query.name for stem, query in QUERIES if stem in whole} - {names[text] for text in texts}
+    # For a transaction that was abandoned, and a COMMIT whose answer was lost: none is here. And what openings of runs
+    # and exports begin with.
+    assert never == {"alone", "terminate", "transaction_status"}
 
 
 def test_a_name_that_no_file_has_is_an_error() -> None:

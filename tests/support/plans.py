@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
@@ -45,29 +44,19 @@ def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, 
 
 
 def plan_of(
-    tx: Connection, ledger: str, statement: Any, given: Mapping[str, Any], *, how: str = "ANALYZE, FORMAT JSON"
+    tx: Connection, ledger: str, query: Query, given: Mapping[str, Any], *, how: str = "ANALYZE, FORMAT JSON"
 ) -> Plan:
-    """The plan with these values, of those given that the statement asks for; what it writes is rolled back."""
-    if isinstance(statement, Query):
-        query, bound = statement.in_schema(ledger), given
-    else:
-        compiled = statement.compile(dialect=tx.dialect)
-        bound = compiled.construct_params({name: value for name, value in given.items() if name in compiled.binds})
-        query = str(compiled).replace("seekpoint.", f"{ledger}.")
-    plan: Plan = tx.exec_driver_sql(f"EXPLAIN ({how}) {query}", bound).scalar_one()[0]["Plan"]
+    """The plan with these values; what it writes is rolled back."""
+    plan: Plan = tx.exec_driver_sql(f"EXPLAIN ({how}) {query.in_schema(ledger)}", given).scalar_one()[0]["Plan"]
     return plan
 
 
-def prepared_plan(tx: Connection, ledger: str, statement: Any) -> Plan:
+def prepared_plan(tx: Connection, ledger: str, query: Query) -> Plan:
     """The plan without values: psycopg prepares what is repeated."""
     if (tx.dialect.server_version_info or (0,)) < (16,):
         pytest.skip("EXPLAIN (GENERIC_PLAN) came with Postgres 16")
-    if isinstance(statement, Query):
-        query, _ = numbered(statement.in_schema(ledger))
-    else:
-        dialect = psycopg.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-        query = str(statement.compile(dialect=dialect)).replace("seekpoint.", f"{ledger}.")
-    plan: Plan = tx.exec_driver_sql(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {query}").scalar_one()[0]["Plan"]
+    text, _ = numbered(query.in_schema(ledger))
+    plan: Plan = tx.exec_driver_sql(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {text}").scalar_one()[0]["Plan"]
     return plan
 
 

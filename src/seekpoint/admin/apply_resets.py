@@ -16,8 +16,7 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import reset_offset
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import RESETS, asking_for
-from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
+from seekpoint.ledger.sql import GROUPS, RESETS, asking_for
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate
 from seekpoint.records import Partition, one_line
@@ -83,7 +82,7 @@ def _apply(ledger: Ledger, plan: ResetPlan, moves: Sequence[Reset], by: By, dead
 def _lock(tx: GroupConnection, plan: ResetPlan, moves: Sequence[Reset]) -> dict[Partition, Row[Any]]:
     """The locked rows, which are as the plan needs them. Raises Fenced."""
     began = monotonic()
-    group = tx.execute(SHARE_GROUP).one_or_none()
+    group = tx.execute(GROUPS["share"]).one_or_none()
     if group is None:
         raise _refused(f"there is no group {plan.group!r} in the ledger any more")
     if group.cluster_id != plan.cluster_id:

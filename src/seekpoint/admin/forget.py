@@ -22,8 +22,7 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
-from seekpoint.ledger.sql import FORGET, PURGE, RESETS
-from seekpoint.ledger.sql import admin as admin_sql
+from seekpoint.ledger.sql import FORGET, GROUPS, PURGE, RESETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,7 @@ def _require_stopped(tx: GroupConnection, row: Row[Any]) -> None:
 def apply_forget(ledger: Ledger, plan: ForgetPlan, by: By) -> ForgetResult:
     """Carry the plan out, in one transaction. Raises Fenced where the group is not as it was when it was made."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
-        row = tx.execute(admin_sql.LOCK_GROUP).one_or_none()
+        row = tx.execute(GROUPS["lock"]).one_or_none()
         if row is None:
             raise Fenced(f"there is no group {plan.group!r} in the ledger any more: nothing was done")
         _require_same(row, plan)

@@ -10,8 +10,7 @@ from sqlalchemy import Row
 from seekpoint.errors import ConfigError
 from seekpoint.ledger import Position
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import STATUS
-from seekpoint.ledger.sql.partition_offset import READ_GROUP
+from seekpoint.ledger.sql import GROUPS, STATUS
 from seekpoint.records import Partition
 
 Topics = Mapping[str, Collection[int] | None]
@@ -20,7 +19,7 @@ Topics = Mapping[str, Collection[int] | None]
 
 def known_group(tx: GroupConnection) -> Row[Any]:
     """The group's row. Raises ConfigError, which names the groups that the ledger knows."""
-    if (row := tx.execute(READ_GROUP).one_or_none()) is None:
+    if (row := tx.execute(GROUPS["read"]).one_or_none()) is None:
         known = ", ".join(one.name for one in tx.execute(STATUS["groups"]))
         have = f"it knows {known}" if known else "no worker has claimed anything yet"
         raise ConfigError(f"the ledger in schema {tx.schema!r} has no group {tx.group!r}; {have}")

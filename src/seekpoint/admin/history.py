@@ -11,8 +11,7 @@ from sqlalchemy import Row
 
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
-from seekpoint.ledger.sql import RESETS
-from seekpoint.ledger.sql import admin as admin_sql
+from seekpoint.ledger.sql import GROUPS, RESETS
 from seekpoint.records import Partition
 
 
@@ -52,7 +51,7 @@ def history(
     Raises ConfigError for a topic of which there is neither a position nor an action.
     """
     named = None if topics is None else sorted(topics)
-    stored = {row.topic for row in tx.execute(admin_sql.READ)} if named else set()
+    stored = {row.topic for row in tx.execute(GROUPS["positions"])} if named else set()
     for topic in set(named or ()) - stored:
         if (
             tx.execute(RESETS["history"], topics=[topic], partition=None, most=1, **ActionFilter().parameters()).first()

@@ -17,8 +17,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.claim import refuse_forgotten, unknown_topics
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import admin as sql
-from seekpoint.ledger.sql.partition_offset import READ_GROUP, arrays
+from seekpoint.ledger.sql import GROUPS, WORKER, arrays
 from seekpoint.records import Partition
 
 Missing = Literal["earliest", "latest"]
@@ -94,12 +93,15 @@ def apply_import(ledger: Ledger, plan: ImportPlan, by: By, *, kafka: Mapping[str
         raise ClusterChanged(f"the brokers belong to cluster {cluster}, the plan to {plan.cluster_id}")
     topics = sorted({each.partition.topic for each in plan.partitions})
     with ledger.begin(lock_wait=max(ledger.limits.claim_wait, timeout)) as tx:
-        tx.execute(sql.INSERT_GROUP, version=FIRST_VERSION)
-        group = tx.execute(sql.LOCK_GROUP).one()  # a worker that starts these topics waits, or has come first
+        tx.execute(GROUPS["insert"], version=FIRST_VERSION)
+        group = tx.execute(GROUPS["lock"]).one()  # a worker that starts these topics waits, or has come first
         _require_new(tx, cluster, topics)
-        tx.execute(sql.UPDATE_GROUP, to_version=group.version, cluster=cluster, tables=list(group.tables))
+        tx.execute(GROUPS["update"], version=group.version, cluster_id=cluster, tables=list(group.tables))
         rows = [(*each.partition, each.topic_id, each.offset) for each in plan.partitions]
-        tx.execute(sql.INSERT_ROWS, **arrays(sql.NEW, sorted(rows)))
+        tx.execute(
+            WORKER["insert_positions"],
+            **arrays(sorted(rows), "new_topic", "new_partition", "new_topic_id", "new_start"),
+        )
         for each in plan.partitions:
             where, said = each.partition, f"group {plan.from_group}: {by.reason}"
             record_action(tx, "import", actor=by.actor, reason=said, partition=where, to_offset=each.offset)
@@ -141,7 +143,7 @@ def _read_commits(
 
 def _require_new(tx: GroupConnection, cluster: str, topics: list[str]) -> None:
     """Raise where the group has positions of these topics, or of another cluster, or was forgotten."""
-    group = tx.execute(READ_GROUP).one_or_none()
+    group = tx.execute(GROUPS["read"]).one_or_none()
     if group is not None:
         refuse_forgotten(group)
     if group is not None and group.cluster_id not in {None, cluster}:

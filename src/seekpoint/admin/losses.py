@@ -19,9 +19,7 @@ from seekpoint.ledger import Ledger, Position
 from seekpoint.ledger.admin_actions import is_offset, reset_offset, unknown_truncation
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
-from seekpoint.ledger.sql import STATUS
-from seekpoint.ledger.sql import admin as sql
-from seekpoint.ledger.sql.partition_offset import READ_GROUP, SHARE_GROUP
+from seekpoint.ledger.sql import GROUPS, STATUS
 from seekpoint.records import Partition
 
 
@@ -211,10 +209,12 @@ def plan_topic(
 def accept(ledger: Ledger, plan: AcceptPlan, by: By) -> None:
     """Carry the plan out, in one transaction. Raises Fenced where a partition is not as it was."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
-        tx.execute(SHARE_GROUP)
+        tx.execute(GROUPS["share"])
         acceptances = sorted(plan.acceptances, key=lambda one: one.partition)
         rows = [
-            tx.execute(sql.LOCK_ROW, topic=each.partition.topic, partition=each.partition.number).one_or_none()
+            tx.execute(
+                GROUPS["lock_position"], topic=each.partition.topic, partition=each.partition.number
+            ).one_or_none()
             for each in acceptances
         ]
         last = last_resets(tx)  # under the locks
@@ -255,7 +255,7 @@ def _brokers(
     """The topic's id, and the logs of those of its partitions that there are, as the brokers answer."""
     topic = rows[0].partition.topic
     with ledger.begin() as tx:
-        stored = tx.execute(READ_GROUP).one().cluster_id
+        stored = tx.execute(GROUPS["read"]).one().cluster_id
     identity = Identity(settings, timeout)
     cluster = identity.cluster_id()
     if stored not in {None, cluster}:

@@ -21,9 +21,7 @@ from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.positions import position
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import RESETS, asking_for
-from seekpoint.ledger.sql import admin as sql
-from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
+from seekpoint.ledger.sql import GROUPS, RESETS, asking_for
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition
 
@@ -78,7 +76,7 @@ def plan_mirror(ledger: Ledger, *, kafka: Mapping[str, Any], timeout: float) -> 
     with ledger.begin() as tx:
         group = known_group(tx)
         refuse_forgotten(group)
-        rows = [position(row) for row in tx.execute(sql.READ)]
+        rows = [position(row) for row in tx.execute(GROUPS["positions"])]
     logs = _logs(ledger, group.cluster_id, rows, kafka, timeout)
     require_empty(logs.identity, ledger.group)
     found = logs.commits([row.partition for row in rows], ledger.group)
@@ -121,7 +119,7 @@ def _logs(
 
 def _lock(tx: GroupConnection, plan: MirrorPlan) -> dict[Partition, Position]:
     """The locked rows of what is to be written. Raises Fenced where one is not as it was."""
-    tx.execute(SHARE_GROUP)
+    tx.execute(GROUPS["share"])
     asked = asking_for(sorted(each.partition for each in plan.moves))
     rows = {row.partition: row for row in map(position, tx.execute(RESETS["lock_rows"], **asked))}
     for each in plan.moves:

@@ -10,8 +10,7 @@ from seekpoint.errors import Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.claim import refuse_forgotten
-from seekpoint.ledger.sql import RESETS
-from seekpoint.ledger.sql import admin as sql
+from seekpoint.ledger.sql import GROUPS, RESETS
 
 _PAUSES = ["pause", "resume"]
 
@@ -43,7 +42,7 @@ def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
         row = known_group(tx)
         refuse_forgotten(row)
         last = tx.execute(RESETS["last_action"], actions=_PAUSES).scalar_one()
-        owned = sum(one.owner is not None for one in tx.execute(sql.READ))
+        owned = sum(one.owner is not None for one in tx.execute(GROUPS["positions"]))
     return PausePlan(
         ledger.group,
         paused,
@@ -58,7 +57,7 @@ def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
 def apply_pause(ledger: Ledger, plan: PausePlan, by: By) -> None:
     """Carry the plan out. Raises Fenced where the group was paused or resumed since it was made."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
-        row = tx.execute(sql.LOCK_GROUP).one_or_none()
+        row = tx.execute(GROUPS["lock"]).one_or_none()
         now = None if row is None else (row.paused, row.paused_by, row.paused_reason)
         if now != (plan.was_paused, plan.paused_by, plan.paused_reason):
             word = "gone" if row is None else f"paused by {row.paused_by}" if row.paused else "not paused"

@@ -19,8 +19,7 @@ from seekpoint.ledger.admin_actions import is_rewritten, unknown_truncation
 from seekpoint.ledger.claim import DELAYED, refuse_forgotten
 from seekpoint.ledger.positions import position
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import RESETS, arrays, asking_for
-from seekpoint.ledger.sql import admin as admin_sql
+from seekpoint.ledger.sql import GROUPS, RESETS, arrays, asking_for
 from seekpoint.records import Partition
 
 _MOVED = ("moved_topic_id", "moved_partition", "moved_to_offset")
@@ -37,7 +36,7 @@ def plan_reset(
         refuse_forgotten(group)
         forgotten = tx.execute(RESETS["last_forget"]).scalar_one()
         last = last_resets(tx)
-        found = within(ledger.group, map(position, tx.execute(admin_sql.READ)), topics)
+        found = within(ledger.group, map(position, tx.execute(GROUPS["positions"])), topics)
         stored = _stored_targets(tx, target, found)
         runs = tx.execute(RESETS["open_runs_of_group"]).all()
     ids = {at: row.topic_id for at, row in found.items()}
@@ -64,7 +63,7 @@ def _stored_targets(tx: GroupConnection, target: ResetTo, found: Mapping[Partiti
         case "group":
             other = GroupConnection(tx.connection, tx.schema, target.group)
             known_group(other)
-            rows = {row.partition: row for row in map(position, other.execute(admin_sql.READ))}
+            rows = {row.partition: row for row in map(position, other.execute(GROUPS["positions"]))}
             return {at: rows[at].next_offset for at, row in found.items() if _same(rows.get(at), row)}
         case "processed":
             asked = asking_for(list(found))

@@ -12,8 +12,7 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import PURGE, RESETS
-from seekpoint.ledger.sql.admin import LOCK_GROUP
+from seekpoint.ledger.sql import GROUPS, PURGE, RESETS
 from seekpoint.records import State
 
 APPLIED = (State.REPLAYED,)
@@ -93,7 +92,7 @@ def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, in
 def apply_purge(ledger: Ledger, plan: PurgePlan, by: By) -> dict[str, int]:
     """Delete what is still closed, in one transaction. Returns how many there were, by state; raises Fenced."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
-        tx.execute(LOCK_GROUP).one_or_none()  # no run begins before COMMIT
+        tx.execute(GROUPS["lock"]).one_or_none()  # no run begins before COMMIT
         _require_no_run(tx)
         rows = tx.execute(PURGE["delete_closed"], before=plan.before, states=list(plan.states))
         deleted = {row.state: int(row.n) for row in rows}

@@ -29,8 +29,7 @@ from seekpoint.errors import Fenced, NotApplied
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import REPLACE, RESETS
-from seekpoint.ledger.sql import admin as admin_sql
+from seekpoint.ledger.sql import GROUPS, REPLACE, RESETS
 from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition
@@ -168,7 +167,7 @@ class _Replacement:
     def _pause(self) -> _Pause:
         """Pause the old group, which fences its workers (I5); one that an operator has paused is left as it is."""
         with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
-            row = tx.execute(admin_sql.LOCK_GROUP).one()
+            row = tx.execute(GROUPS["lock"]).one()
             if row.paused:
                 is_ours = row.paused_by == self.pauser
                 if not (is_ours or self.plan.was_paused):
@@ -177,8 +176,8 @@ class _Replacement:
                         "make another plan"
                     )
                 return _Pause(row.paused_by, _last_pause(tx), is_ours=is_ours, was_paused=True)
-            tx.execute(admin_sql.PAUSE_GROUP, to_paused=True, reason=self.by.reason, actor=self.pauser)
-            tx.execute(admin_sql.REDRAW)
+            tx.execute(GROUPS["pause"], paused=True, reason=self.by.reason, actor=self.pauser)
+            tx.execute(GROUPS["redraw"])
             record_action(tx, "pause", actor=self.by.actor, reason=f"{self.pauser}: {self.by.reason}")
             return _Pause(self.pauser, _last_pause(tx), is_ours=True, was_paused=False)
 
@@ -188,11 +187,11 @@ class _Replacement:
             return
         try:
             with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
-                row = tx.execute(admin_sql.LOCK_GROUP).one()
+                row = tx.execute(GROUPS["lock"]).one()
                 if (row.paused, _last_pause(tx)) != (True, pause.id):
                     return
-                tx.execute(admin_sql.PAUSE_GROUP, to_paused=False, reason=None, actor=None)
-                tx.execute(admin_sql.REDRAW)
+                tx.execute(GROUPS["pause"], paused=False, reason=None, actor=None)
+                tx.execute(GROUPS["redraw"])
                 record_action(tx, "resume", actor=self.by.actor, reason=f"it is not replaced by {self.plan.by} now")
         except SQLAlchemyError as failure:
             error.add_note(

@@ -17,8 +17,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import REPLAY_REQUEST, RESETS
-from seekpoint.ledger.sql.admin import ALONE
+from seekpoint.ledger.sql import GROUPS, REPLAY_REQUEST, RESETS
 from seekpoint.records import State
 from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, lean
 from seekpoint.worker.replay.plan import Planned, in_key_order
@@ -149,7 +148,7 @@ def request_replay(ledger: Ledger, chosen: Chosen, by: By, last_request: int | N
         raise ConfigError("no open dead letters meet these conditions: there is nothing to request")
     with ledger.begin() as tx:
         # Not the group's row, whose lock would wait for claims.
-        tx.execute(ALONE, name=f"seekpoint {REQUESTED} {ledger.schema} {ledger.group}")
+        tx.execute(GROUPS["alone"], name=f"seekpoint {REQUESTED} {ledger.schema} {ledger.group}")
         if last_request not in {None, _last_request(tx)}:
             raise Fenced(
                 f"group {ledger.group!r} was acted on since the plan was made: another replay was requested; nothing "

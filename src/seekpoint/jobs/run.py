@@ -17,9 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.ledger.admin_actions import operator, pauser, set_paused
-from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
-from seekpoint.ledger.sql import RELOAD_RUN, Query
-from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE, READ_GROUP
+from seekpoint.ledger.schema_connection import APPLICATION, GroupConnection, SchemaConnection
+from seekpoint.ledger.sql import GROUPS, RELOAD_RUN, WORKER, Query
 from seekpoint.ledger.tables import RELOAD_CLOSED, reload_position
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection
@@ -165,7 +164,7 @@ def transaction(
         with connection.begin():
             tx = Tx(connection, schema)
             tx.execute(
-                CONFIGURE,
+                WORKER["configure"],
                 lock_timeout=f"{max(1, round(lock_wait * 1000))}ms",
                 application_name=f"{APPLICATION}job {os.getpid()}",
             )
@@ -194,7 +193,7 @@ def let_go(connection: Connection, schema: str, run: UUID, groups: Sequence[str]
     """
     for group in sorted(groups):
         scope = GroupConnection(connection, schema, group)
-        row = scope.execute(READ_GROUP).one_or_none()
+        row = scope.execute(GROUPS["read"]).one_or_none()
         if row is not None and row.paused and row.paused_by == pauser(run):
             set_paused(scope, False, actor=pauser(run), reason=reason)
         scope.execute(RELOAD_RUN["disown"], run=run)

@@ -16,8 +16,7 @@ from seekpoint import remedies
 from seekpoint.errors import ConfigError, Fenced, GroupForgotten, OffsetLost
 from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import admin as sql
-from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
+from seekpoint.ledger.sql import GROUPS
 from seekpoint.ledger.tables import LARGEST_BIGINT, LOWER_FIRST
 from seekpoint.records import Partition, storable
 
@@ -58,7 +57,7 @@ def record_action(
 ) -> None:
     """Insert a row into ``admin_action``: who did what, when and why."""
     tx.execute(
-        sql.RECORD_ACTION,
+        GROUPS["record_action"],
         action=action,
         topic=None if partition is None else partition.topic,
         partition=None if partition is None else partition.number,
@@ -94,8 +93,8 @@ def reset_offset(
     """
     _require_offset(partition, to, log)
     actor, reason = storable(actor), required("reason", reason)
-    tx.execute(SHARE_GROUP)
-    row = tx.execute(sql.LOCK_ROW, topic=partition.topic, partition=partition.number).one_or_none()
+    tx.execute(GROUPS["share"])
+    row = tx.execute(GROUPS["lock_position"], topic=partition.topic, partition=partition.number).one_or_none()
     if row is None:
         raise ConfigError(
             f"group {tx.group!r} has no stored offset for {partition}: check the names, or start a worker once"
@@ -110,20 +109,20 @@ def reset_offset(
     for before, after in _steps(row.next_offset, to, unread):
         record_action(tx, "reset", actor=actor, reason=reason, partition=partition, from_offset=before, to_offset=after)
     now = tx.execute(
-        sql.RESET_OFFSET,
-        at_topic=partition.topic,
-        at_partition=partition.number,
+        GROUPS["reset"],
+        topic=partition.topic,
+        partition=partition.number,
         to_offset=to,
-        to_topic_id=topic_id or row.topic_id,
-        to_token=uuid4(),  # I5: fences a worker that still has the old token
+        topic_id=topic_id or row.topic_id,
+        token=uuid4(),  # I5: fences a worker that still has the old token
     ).one()
     if adopted is None and now.first_offset < row.first_offset:  # a reload asks from where on records were applied
         first = {"from_offset": row.first_offset, "to_offset": now.first_offset}
         record_action(tx, LOWER_FIRST, actor=actor, reason=reason, partition=partition, **first)
     tx.execute(
-        sql.SUPERSEDE,
-        at_topic_id=now.topic_id,
-        at_partition=partition.number,
+        GROUPS["supersede"],
+        topic_id=now.topic_id,
+        partition=partition.number,
         to_offset=to,
         actor=actor,
         reason=f"reset to {to}: {reason}",
@@ -140,7 +139,7 @@ def _steps(position: int, to: int, before: int | None) -> list[tuple[int, int]]:
 
 def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:
     """The last reset of a partition by an operator, None where there was none."""
-    row = tx.execute(sql.LAST_RESET, at_topic=partition.topic, at_partition=partition.number).one_or_none()
+    row = tx.execute(GROUPS["last_reset"], topic=partition.topic, partition=partition.number).one_or_none()
     return None if row is None else LastReset(row.to_offset, row.actor, row.reason, row.at)
 
 
@@ -208,7 +207,7 @@ class _Losses:
         if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
             return  # an operator has put it there: no worker has read up to there
         self.tx.execute(
-            sql.RECORD_LOSS,
+            GROUPS["record_loss"],
             topic=row.topic,
             topic_id=topic_id,
             partition=row.partition,
@@ -297,16 +296,16 @@ def pauser(run: UUID) -> str:
 def set_paused(tx: GroupConnection, paused: bool, *, actor: str, reason: str) -> None:
     """Pause or resume the group; draws new tokens, which fences its workers (I5)."""
     actor, reason = storable(actor), required("reason", reason)
-    group = tx.execute(sql.LOCK_GROUP).one_or_none()
+    group = tx.execute(GROUPS["lock"]).one_or_none()
     if group is None:
         raise ConfigError(f"there is no group {tx.group!r} in the ledger: check the name, or start a worker once")
     if group.forgotten is not None:
         raise GroupForgotten.of(tx.group, group.forgotten)
     tx.execute(
-        sql.PAUSE_GROUP,
-        to_paused=paused,
+        GROUPS["pause"],
+        paused=paused,
         reason=reason if paused else None,
         actor=actor if paused else None,
     )
-    tx.execute(sql.REDRAW)
+    tx.execute(GROUPS["redraw"])
     record_action(tx, "pause" if paused else "resume", actor=actor, reason=reason)

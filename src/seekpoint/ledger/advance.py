@@ -14,9 +14,16 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import partition_offset as sql
+from seekpoint.ledger.sql import WORKER, Query, arrays
 from seekpoint.postgres.round_trip import Statement
 from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_error, sqlstate
+
+_HELD = ("held_topic", "held_partition", "held_token", "held_from_offset")
+_MOVING = ("moving_topic", "moving_partition", "moving_token", "moving_from_offset", "moving_to_offset",
+           "moving_leader_epoch", "moving_record_time")  # fmt: skip
+# How a refusal begins that is raised inside SQL, and what it says where hold and advance were not one transaction.
+_REFUSAL = "seekpoint: "
+_ENDED = "the transaction that held the rows has ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +76,8 @@ def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) 
     owner that was replaced is stopped before it does any work, and the next owner's claim waits from here to COMMIT.
     """
     ordered = sorted(expected, key=lambda e: e.claim.partition)
-    parameters = {
-        "expected": len(ordered),
-        **sql.arrays(sql.HELD, [(*e.claim.partition, e.claim.token, e.from_offset) for e in ordered]),
-        **_settings(tx, settings),
-    }
-    _held, transaction, *_ = fenced(tx, sql.HOLD_17 if _is_17(tx) else sql.HOLD, parameters)
+    rows = [(*e.claim.partition, e.claim.token, e.from_offset) for e in ordered]
+    _held, transaction, *_ = fenced(tx, WORKER["hold"], _holding(rows, settings))
     return str(transaction)
 
 
@@ -91,24 +94,25 @@ def advance(
     parameters = {"transaction": transaction, **_moving(ordered)}
     with _fencing(tx):
         if rows:
-            tx.run_with(sql.ADVANCE, rows, **parameters)
+            tx.run_with([(WORKER["advance"], parameters)], rows)
         else:
-            tx.fetch_one(sql.ADVANCE, **parameters)
+            tx.fetch_one(WORKER["advance"], **parameters)
     return [_moved(move) for move in ordered]
 
 
 def hold_and_advance(
     tx: GroupConnection, moves: Iterable[Move], settings: Settings, rows: Sequence[Statement] = ()
 ) -> list[Claim]:
-    """Hold and advance by one statement, the first of its transaction; the statements of ``rows`` leave with it.
+    """Hold and advance in one round trip, which begins the transaction; the statements of ``rows`` leave with it.
 
     For a transaction that reads nothing more: no row is locked later. Returns the claims as they are after COMMIT.
     Raises Fenced where claim or position are not the expected ones, and then nothing of ``rows`` was run.
     """
     ordered = sorted(moves, key=lambda m: m.claim.partition)
-    statement = sql.HOLD_AND_ADVANCE_17 if _is_17(tx) else sql.HOLD_AND_ADVANCE
+    held = [(*m.claim.partition, m.claim.token, m.from_offset) for m in ordered]
+    hold_them = WORKER["hold"], _holding(held, settings)
     with _fencing(tx):
-        tx.run_with(statement, rows, **_moving(ordered), **_settings(tx, settings))
+        tx.run_with([hold_them, (WORKER["advance"], {"transaction": None, **_moving(ordered)})], rows)
     return [_moved(move) for move in ordered]
 
 
@@ -117,7 +121,7 @@ def _moving(ordered: Sequence[Move]) -> dict[str, Any]:
     rows = [
         (*m.claim.partition, m.claim.token, m.from_offset, m.to_offset, m.leader_epoch, m.record_time) for m in ordered
     ]
-    return {"expected": len(rows), **sql.arrays(sql.MOVING, rows)}
+    return {"expected": len(rows), **arrays(rows, *_MOVING)}
 
 
 def _moved(move: Move) -> Claim:
@@ -126,25 +130,21 @@ def _moved(move: Move) -> Claim:
     return Claim(was.partition, was.token, was.epoch, move.to_offset, move.leader_epoch, was.topic_id)
 
 
-def _is_17(tx: GroupConnection) -> bool:
-    return (tx.connection.dialect.server_version_info or (0,)) >= (17,)
-
-
-def _settings(tx: GroupConnection, settings: Settings) -> dict[str, Any]:
-    """The parameters of the transaction's settings."""
-    age = f"{round(settings.transaction_age * 1000)}ms"
+def _holding(rows: Sequence[Sequence[Any]], settings: Settings) -> dict[str, Any]:
+    """The parameters of hold: the rows that are locked, and the transaction's settings."""
     return {
+        "expected": len(rows),
+        **arrays(rows, *_HELD),
         "application_name": settings.application_name,
         "synchronous_commit": "on" if settings.synchronous_commit else "off",
-        "idle_in_transaction_session_timeout": age,
-        **({"transaction_timeout": age} if _is_17(tx) else {}),
+        "transaction_age": f"{round(settings.transaction_age * 1000)}ms",
     }
 
 
-def fenced(tx: GroupConnection, statement: Any, parameters: dict[str, Any]) -> Any:
+def fenced(tx: GroupConnection, query: Query, parameters: dict[str, Any]) -> Any:
     """Run a statement that compares inside SQL. Raises Fenced where it refuses; ConfigError in AUTOCOMMIT."""
     with _fencing(tx):
-        return tx.fetch_one(statement, **parameters)
+        return tx.fetch_one(query, **parameters)
 
 
 @contextmanager
@@ -159,11 +159,11 @@ def _fencing(tx: GroupConnection) -> Iterator[None]:
         yield
     except (DBAPIError, psycopg.Error) as error:
         message = str(driver_error(error))
-        if sqlstate(error) == INVALID_TEXT_REPRESENTATION and sql.REFUSAL in message:
-            if sql.ENDED in message:
+        if sqlstate(error) == INVALID_TEXT_REPRESENTATION and _REFUSAL in message:
+            if _ENDED in message:
                 raise HandlerMisuse(
                     "the transaction was ended between hold and advance, by a COMMIT or ROLLBACK that is not ours: "
                     "what was written before it may be half done, and the offset did not move"
                 ) from None
-            raise Fenced(message[message.index(sql.REFUSAL) :].splitlines()[0].rstrip('"')) from None
+            raise Fenced(message[message.index(_REFUSAL) :].splitlines()[0].rstrip('"')) from None
         raise

@@ -24,9 +24,7 @@ from seekpoint.errors import (
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.declaration import Comparison, Declaration, compare, require, store
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import FORGET
-from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import partition_offset as sql
+from seekpoint.ledger.sql import FORGET, GROUPS, WORKER, arrays, asking_for
 from seekpoint.ledger.tables import BEGUN_AGAIN
 from seekpoint.records import Partition, storable
 
@@ -109,6 +107,9 @@ class Claimant:
         return compare(tx, self.declaration, self.version, self.topic_ids)
 
 
+# The columns of the group's row, as the statement has them: the driver's rows of a claim have no names.
+_GROUP = ("name", "cluster_id", "version", "tables", "paused", "paused_reason", "paused_by", "created_at", "declared",
+          "forgotten")  # fmt: skip
 GroupRow = Any
 """The group's row, with its columns as attributes."""
 
@@ -126,8 +127,8 @@ def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> Non
     opened under the same lock: either this sees the run, or the run sees the raised version. Raises DeclarationDiffers
     where the group writes a topic's records to other tables at the same version.
     """
-    tx.execute(administration.INSERT_GROUP, version=claimant.version)
-    group = tx.execute(administration.LOCK_GROUP).one()
+    tx.execute(GROUPS["insert"], version=claimant.version)
+    group = tx.execute(GROUPS["lock"]).one()
     if accepts_forgotten(group, claimant.accept_forgotten):
         group = _begin_again(tx, claimant)
     admit(group, claimant)
@@ -137,15 +138,17 @@ def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> Non
                 raise run
         reason = f"handler version {group.version} -> {claimant.version}"
         record_action(tx, "version", actor=f"worker {claimant.owner}", reason=reason)
-        tx.execute(administration.REDRAW)  # I5: workers of the older version are refused at their next hold
+        tx.execute(GROUPS["redraw"])  # I5: workers of the older version are refused at their next hold
     _declare(tx, claimant)
     tables = sorted({*group.tables, *claimant.declaration.tables})
-    tx.execute(administration.UPDATE_GROUP, to_version=claimant.version, cluster=claimant.cluster_id, tables=tables)
+    tx.execute(GROUPS["update"], version=claimant.version, cluster_id=claimant.cluster_id, tables=tables)
     new = unknown_topics(tx, claimant.topic_ids)
     first = {p: offset for topic in new for p, offset in start(topic).items()}
     rows = [(*p, claimant.topic_ids[p.topic], first[p]) for p in sorted(first)]
     if rows:
-        tx.execute(administration.INSERT_ROWS, **sql.arrays(administration.NEW, rows))
+        tx.execute(
+            WORKER["insert_positions"], **arrays(rows, "new_topic", "new_partition", "new_topic_id", "new_start")
+        )
 
 
 def _begin_again(tx: GroupConnection, claimant: Claimant) -> GroupRow:
@@ -154,7 +157,7 @@ def _begin_again(tx: GroupConnection, claimant: Claimant) -> GroupRow:
     record_action(
         tx, BEGUN_AGAIN, actor=f"worker {claimant.owner}", reason="its start accepts that the group was forgotten"
     )
-    return tx.execute(sql.READ_GROUP).one()
+    return tx.execute(GROUPS["read"]).one()
 
 
 def _declare(tx: GroupConnection, claimant: Claimant) -> None:
@@ -163,7 +166,7 @@ def _declare(tx: GroupConnection, claimant: Claimant) -> None:
         reason = f"records of topic {each.topic!r}: {', '.join(each.stored or ())} -> {', '.join(each.declared)}"
         record_action(tx, "declaration", actor=f"worker {claimant.owner}", reason=reason)
     if replaced:
-        tx.execute(administration.REDRAW)  # I5: processes of the other declaration are refused at their next hold
+        tx.execute(GROUPS["redraw"])  # I5: processes of the other declaration are refused at their next hold
 
 
 def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
@@ -171,7 +174,7 @@ def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
 
     Raises as :func:`admit` does.
     """
-    group = tx.execute(sql.READ_GROUP).one_or_none()
+    group = tx.execute(GROUPS["read"]).one_or_none()
     if group is not None and accepts_forgotten(group, claimant.accept_forgotten):
         return True
     if group is not None:
@@ -187,13 +190,13 @@ def open_reloads(tx: GroupConnection) -> list[StandbyRequired]:
     """The open reloads to newer versions than the group's, as the errors that claims at these versions raise."""
     return [
         StandbyRequired(tx.group, row.version, run=row.id, state=row.state, driver=row.driver)
-        for row in tx.execute(administration.OPEN_RELOADS)
+        for row in tx.execute(GROUPS["open_reloads"])
     ]
 
 
 def unknown_topics(tx: GroupConnection, topics: Collection[str]) -> tuple[str, ...]:
     """The topics of which the ledger has no row."""
-    known = tx.execute(sql.KNOWN_TOPICS, named_topic=sorted(topics)).scalars()
+    known = tx.execute(WORKER["known_topics"], named_topic=sorted(topics)).scalars()
     return tuple(sorted(set(topics) - set(known)))
 
 
@@ -246,10 +249,11 @@ def claim(
     ``lock_timeout`` (55P03).
     """
     rows = [(*p, claimant.topic_ids[p.topic]) for p in wanted]
-    drawing = sql.CLAIM, {"owner": claimant.owner, **sql.arrays(sql.WANTED, rows)}
-    first = [] if configure is None else [(sql.CONFIGURE, configure)]
-    *_, (group,), granted = tx.fetch_each(*first, (sql.SHARE_GROUP, {}), drawing)
-    admit(SimpleNamespace(**dict(zip(sql.SHARE_GROUP.selected_columns.keys(), group, strict=True))), claimant)
+    wanted_rows = arrays(rows, "wanted_topic", "wanted_partition", "wanted_topic_id")
+    drawing = WORKER["claim"], {"owner": claimant.owner, **wanted_rows}
+    first = [] if configure is None else [(WORKER["configure"], configure)]
+    *_, (group,), granted = tx.fetch_each(*first, (GROUPS["share"], {}), drawing)
+    admit(SimpleNamespace(**dict(zip(_GROUP, group, strict=True))), claimant)
     require(tx.group, claimant.declaration, claimant.version, claimant.compare(tx))
     claims = (_granted(row, claimant.topic_ids) for row in granted)
     return {claim.partition: claim for claim in claims}
@@ -268,7 +272,7 @@ def _granted(row: Sequence[Any], topic_ids: Mapping[str, UUID]) -> Claim:
 
 def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) -> dict[Partition, TopicRecreated]:
     """The errors of partitions that were left out: their rows belong to another topic id."""
-    rows = tx.execute(sql.POSITIONS, **sql.arrays(sql.ASKED, left))
+    rows = tx.execute(WORKER["positions"], **asking_for(left))
     stops = {}
     for row in rows:
         partition = Partition(row.topic, row.partition)
@@ -282,12 +286,12 @@ def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) 
 def record_stop(tx: GroupConnection, stop: PartitionStopped) -> CursorResult[Any]:
     """Store why a partition is stopped, if the claim that it stopped under is still the row's (I2)."""
     return tx.execute(
-        sql.STOP,
-        at_topic=stop.partition.topic,
-        at_partition=stop.partition.number,
-        its_token=stop.token,
+        WORKER["stop"],
+        topic=stop.partition.topic,
+        partition=stop.partition.number,
+        token=stop.token,
         kind=type(stop).__name__,
-        at_offset=stop.offset,
+        offset=stop.offset,
         message=storable(stop.message),
         choices=[storable(choice) for choice in stop.choices],
         log_end=stop.log_end if isinstance(stop, OffsetLost) else None,
@@ -300,5 +304,6 @@ def end_abandoned(tx: GroupConnection, stalled: Sequence[Partition], older_than:
     Returns their backend pids. Needs no superuser: the sessions belong to the same role.
     """
     age = timedelta(seconds=older_than)
-    pids = tx.execute(administration.ABANDONED, age=age, **sql.arrays(sql.ASKED, stalled)).scalars().all()
-    return tuple(pid for pid in pids if tx.execute(administration.TERMINATE, pid=pid).scalar_one())
+    asked = asking_for(stalled)
+    pids = tx.execute(GROUPS["abandoned"], age=age, **asked).scalars().all()
+    return tuple(pid for pid in pids if tx.execute(GROUPS["terminate"], pid=pid).scalar_one())

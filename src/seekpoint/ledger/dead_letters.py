@@ -19,9 +19,7 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import DEAD_LETTERS, asking_for
-from seekpoint.ledger.sql.admin import LOCK_ROW
-from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
+from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, asking_for
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State, storable
 
@@ -319,10 +317,10 @@ class DeadLetters:
         self._refuse_no_id(id)
         self.ledger.configure(tx, self._lock_wait)
         scope = self.ledger.group_connection(tx)
-        scope.execute(SHARE_GROUP).one_or_none()
+        scope.execute(GROUPS["share"]).one_or_none()
         where = scope.execute(DEAD_LETTERS["find"], id=id).one_or_none()
         if where is not None:
-            scope.execute(LOCK_ROW, topic=where.topic, partition=where.partition).one_or_none()
+            scope.execute(GROUPS["lock_position"], topic=where.topic, partition=where.partition).one_or_none()
             if (found := scope.execute(DEAD_LETTERS["lock"], id=id).one_or_none()) is not None:
                 return dead_letter_of(found)
         raise self._unknown(id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from seekpoint.errors import ConfigError, DeclarationDiffers, HandlerOutdated
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import admin as sql
+from seekpoint.ledger.sql import GROUPS
 
 Tables = tuple[str, ...]
 Given = Sequence[str] | Mapping[str, Sequence[str]]
@@ -74,7 +74,7 @@ def compare(tx: GroupConnection, declaration: Declaration, version: int, topics:
     if not named:
         return []
     qualified = _qualified(tx, {name for names in named.values() for name in names})
-    rows = {row.topic: row for row in tx.execute(sql.TABLES_OF_TOPICS, declared_topic=sorted(topics))}
+    rows = {row.topic: row for row in tx.execute(GROUPS["tables_of_topics"], topics=sorted(topics))}
     compared = []
     for topic, names in named.items():
         row = rows.get(topic)
@@ -113,10 +113,10 @@ def store(
             replaced.append(each)
         if each.differs or each.is_new:
             tx.execute(
-                sql.STORE_TABLES,
-                its_topic=each.topic,
-                its_version=version,
-                its_tables=list(each.declared),
+                GROUPS["store_tables"],
+                topic=each.topic,
+                version=version,
+                tables=list(each.declared),
                 replacements=int(each.differs),
             )
     return replaced
@@ -140,4 +140,4 @@ def _qualified(tx: GroupConnection, names: Collection[str]) -> dict[str, str]:
 
     A table that does not exist yet is expected where this session would create it.
     """
-    return {row.name: row.qualified for row in tx.execute(sql.QUALIFIED, declared_name=sorted(names))}
+    return {row.name: row.qualified for row in tx.execute(GROUPS["qualified"], names=sorted(names))}

@@ -22,9 +22,8 @@ from seekpoint.ledger.advance import Expected, Move, Settings, SuspectNote, adva
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
 from seekpoint.ledger.positions import Position, position, positions_of
-from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import partition_offset as sql
+from seekpoint.ledger.schema_connection import APPLICATION, GroupConnection
+from seekpoint.ledger.sql import GROUPS, WORKER, arrays
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.pipeline.policy import Limits
@@ -35,6 +34,10 @@ from seekpoint.records import SAID, Partition, storable
 
 T = TypeVar("T")
 
+_NOTED = ("noted_topic", "noted_partition", "noted_token", "noted_offset", "noted_number", "noted_error", "noted_wait",
+          "noted_allowed", "noted_policy")  # fmt: skip
+_SUSPECTED = ("suspected_topic", "suspected_partition", "suspected_token", "suspected_end_offset", "suspected_part_end")
+_RELEASED = ("released_topic", "released_partition", "released_token")
 _LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgres can hold
 
 
@@ -87,7 +90,7 @@ class Ledger:
         self.owner = uuid4()
         self._declaration = replace(self._declaration, seen={})
         self._settings = Settings(
-            application_name=f"{sql.APPLICATION}{self.owner.hex[:8]} {self.group}"[:63],
+            application_name=f"{APPLICATION}{self.owner.hex[:8]} {self.group}"[:63],
             synchronous_commit=self._synchronous_commit,
             transaction_age=self.limits.transaction_age,
         )
@@ -115,7 +118,7 @@ class Ledger:
         return advance(self.group_connection(tx), moves, transaction, rows)
 
     def hold_and_advance(self, tx: Connection, moves: Iterable[Move], rows: Sequence[Statement]) -> list[Claim]:
-        """Hold and advance by one statement, the transaction's first; the statements of ``rows`` leave with it.
+        """Hold and advance in one round trip, which begins the transaction; the statements of ``rows`` leave with it.
 
         Returns the claims as they are after COMMIT. Raises Fenced, and then nothing of ``rows`` was run.
         """
@@ -140,8 +143,8 @@ class Ledger:
             wait = None if attempt.wait is None else min(attempt.wait, _LONGEST_WAIT)
             values = (attempt.offset, attempt.number, error, wait, attempt.allowed, attempt.then)
             rows.append((*claim.partition, claim.token, *values))
-        parameters = {"expected": len(rows), **sql.arrays(sql.NOTED, rows)}
-        fenced(self.group_connection(tx), sql.RECORD_ATTEMPTS, parameters)
+        parameters = {"expected": len(rows), **arrays(rows, *_NOTED)}
+        fenced(self.group_connection(tx), WORKER["record_attempts"], parameters)
         return [replace(claim, attempt=attempt) for claim, attempt in ordered]
 
     def record_attempts_alone(self, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
@@ -158,8 +161,8 @@ class Ledger:
         """
         ordered = sorted(noted, key=lambda one: one.claim.partition)
         rows = [(*one.claim.partition, one.claim.token, one.end, one.part_end) for one in ordered]
-        parameters = {"expected": len(rows), **sql.arrays(sql.SUSPECTED, rows)}
-        fenced(self.group_connection(tx), sql.RECORD_SUSPECTS, parameters)
+        parameters = {"expected": len(rows), **arrays(rows, *_SUSPECTED)}
+        fenced(self.group_connection(tx), WORKER["record_suspects"], parameters)
 
     def record_suspects_alone(self, noted: Iterable[SuspectNote]) -> None:
         """Record suspects in a durable transaction of its own, before the part is applied."""
@@ -210,7 +213,7 @@ class Ledger:
         newer than the group's. Raises GroupForgotten where a claim would.
         """
         with self._plain_read() as tx:
-            group = tx.execute(sql.READ_GROUP).one_or_none()
+            group = tx.execute(GROUPS["read"]).one_or_none()
             if group is not None:
                 self._refuse_forgotten(group)
             if group is None or group.version >= self.version:
@@ -226,7 +229,7 @@ class Ledger:
         if not any(map(self._declaration.of_topic, topics)):
             return None
         with self._plain_read() as tx:
-            group = tx.execute(sql.READ_GROUP).one_or_none()
+            group = tx.execute(GROUPS["read"]).one_or_none()
             compared = compare(tx, self._declaration, self.version, topics)
             if group is None or group.version != self.version:
                 return None
@@ -239,7 +242,7 @@ class Ledger:
     def check_version(self) -> None:
         """Raise HandlerOutdated or GroupForgotten where a claim would; for a worker without partitions."""
         with self._plain_read() as tx:
-            if (group := tx.execute(sql.READ_GROUP).one_or_none()) is not None:
+            if (group := tx.execute(GROUPS["read"]).one_or_none()) is not None:
                 self._refuse_forgotten(group)
                 _claim.admit_version(group, self.version)
 
@@ -255,7 +258,7 @@ class Ledger:
     def outcome_of(self, run: UUID) -> tuple[str, str | None] | None:
         """A reload's state and error; None where it is not stored (any more)."""
         with self._plain_read() as tx:
-            row = tx.execute(administration.OUTCOME_OF_RUN, its_run=run).one_or_none()
+            row = tx.execute(GROUPS["outcome_of_run"], run=run).one_or_none()
             return None if row is None else (row.state, row.error)
 
     def release(self, claims: Iterable[Claim]) -> None:
@@ -267,7 +270,7 @@ class Ledger:
         ordered = sorted(claims, key=lambda c: c.partition)
         with self.begin() as tx:
             rows = [(*c.partition, c.token) for c in ordered]
-            tx.execute(sql.RELEASE, owner=self.owner, **sql.arrays(sql.RELEASED, rows))
+            tx.execute(WORKER["release"], owner=self.owner, **arrays(rows, *_RELEASED))
 
     def record_stops(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
         """Store why partitions are stopped, with the choices; the next claim, reset or commit clears it.
@@ -292,7 +295,7 @@ class Ledger:
     def read(self) -> list[Position]:
         """All positions of the group, as committed now."""
         with self.begin() as tx:
-            return [position(row) for row in tx.execute(administration.READ)]
+            return [position(row) for row in tx.execute(GROUPS["positions"])]
 
     def wait_until_applied(
         self, topic: str, partition: int, offset: int, timeout: float = 10.0, *, topic_id: UUID | None = None
@@ -395,7 +398,7 @@ class Ledger:
 
         The first statement of a transaction that is not a batch's; ``lock_wait`` is ``Limits.claim_wait`` by default.
         """
-        self.group_connection(tx).execute(sql.CONFIGURE, **self._configuration(lock_wait))
+        self.group_connection(tx).execute(WORKER["configure"], **self._configuration(lock_wait))
 
     def _configuration(self, lock_wait: float | None) -> dict[str, str]:
         """The parameters of ``CONFIGURE``."""

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import partition_offset as sql
+from seekpoint.ledger.sql import WORKER, asking_for
 from seekpoint.records import Partition
 
 
@@ -87,6 +87,6 @@ def position(row: Row[Any]) -> Position:
 
 def positions_of(tx: GroupConnection, partitions: Iterable[Partition], *, locked: bool) -> dict[Partition, Position]:
     """The rows of these partitions. ``locked`` waits for transactions in flight."""
-    asked = sql.arrays(sql.ASKED, sorted(partitions))
-    rows = tx.execute(sql.POSITIONS_LOCKED if locked else sql.POSITIONS, **asked)
-    return {at.partition: at for at in map(position, rows)}
+    query = WORKER["settled_positions"] if locked else WORKER["positions"]
+    rows = tx.execute(query, **asking_for(sorted(partitions)))
+    return {row.partition: row for row in map(position, rows)}

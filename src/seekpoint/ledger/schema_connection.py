@@ -7,15 +7,21 @@ from functools import lru_cache
 from typing import Any, cast
 
 import psycopg
-from sqlalchemy import Connection, CursorResult, Dialect
+from sqlalchemy import Connection, CursorResult
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.base import Executable
 
 from seekpoint.ledger.sql import Query
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
+from seekpoint.ledger.tables import in_schema
 from seekpoint.postgres import begin
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.round_trip import Statement, array
+
+# The prefix of the application_name of all workers' transactions: the next owner and operators find them by it.
+APPLICATION = "seekpoint "
+
+Question = tuple[Query, Mapping[str, Any]]
+"""A statement, and its parameters."""
 
 
 class SchemaConnection:
@@ -41,27 +47,28 @@ class SchemaConnection:
         options = {**self._options, "stream_results": True, "yield_per": at_once}
         return self.connection.exec_driver_sql(query.in_schema(self.schema), self._given(parameters), options)
 
-    def fetch_one(self, statement: Executable, **parameters: Any) -> Any:
+    def fetch_one(self, query: Query, **parameters: Any) -> Any:
         """The only row of a statement that is run for every batch.
 
         On a worker's connection the driver runs it, because SQLAlchemy's own work would take as long as the server's.
         """
         if not isinstance(self.connection, HandlerConnection):
-            return self.execute(statement, **parameters).one()
-        return self.connection.fast_path(*self._for_driver(statement, parameters))
+            return self.execute(query, **parameters).one()
+        return self.connection.fast_path(*self._for_driver(query, parameters))
 
-    def run_with(self, statement: Executable, following: Sequence[Statement], **parameters: Any) -> None:
-        """Run a statement, and others that leave in the same round trip; those are for a worker's connection.
+    def run_with(self, questions: Sequence[Question], following: Sequence[Statement]) -> None:
+        """Run these statements, and others that leave in the same round trip; those are for a worker's connection.
 
         Raises StatementFailed for an error of the others.
         """
         if isinstance(self.connection, HandlerConnection):
-            self.connection.run_with(*self._for_driver(statement, parameters), following)
-        else:
-            assert not following
-            self.execute(statement, **parameters)
+            self.connection.run_with([self._for_driver(*question) for question in questions], following)
+            return
+        assert not following
+        for query, parameters in questions:
+            self.execute(query, **parameters)
 
-    def fetch_each(self, *questions: tuple[Executable, Mapping[str, Any]]) -> list[list[tuple[Any, ...]]]:
+    def fetch_each(self, *questions: Question) -> list[list[tuple[Any, ...]]]:
         """The rows of each of these statements; where they begin the transaction, in one round trip with BEGIN.
 
         The driver runs them, because its own adaptation of a thousand values, and SQLAlchemy's of as many rows, would
@@ -75,10 +82,9 @@ class SchemaConnection:
                 connection.invalidate(error)
             raise DBAPIError.instance("", None, error, psycopg.Error, dialect=connection.dialect) from error
 
-    def _for_driver(self, statement: Executable, parameters: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        text = _compiled(statement, self.connection.dialect, self.schema)
+    def _for_driver(self, query: Query, parameters: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         given = {name: array(value) if isinstance(value, list) else value for name, value in parameters.items()}
-        return text, self._given(given)
+        return query.in_schema(self.schema), self._given(given)
 
     def _given(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         """The parameters of one statement."""
@@ -89,16 +95,6 @@ class SchemaConnection:
 def _options(schema: str) -> Mapping[str, Any]:
     # Options that a handler has set on the connection must not apply to the ledger's statements.
     return {**in_schema(schema), "stream_results": False, "yield_per": None}
-
-
-@lru_cache(maxsize=256)
-def _compiled(statement: Any, dialect: Dialect, schema: str) -> str:
-    """The statement's text for the driver. It has no bound parameters but those of the call."""
-    compiled = statement.compile(
-        dialect=dialect, schema_translate_map={DEFAULT_SCHEMA: schema}, render_schema_translate=True
-    )
-    assert not any(value is not None for value in compiled.params.values()), compiled.params
-    return str(compiled)
 
 
 class GroupConnection(SchemaConnection):

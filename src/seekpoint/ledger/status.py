@@ -13,9 +13,8 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from seekpoint.ledger.ledger import Ledger
-from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.schema_connection import APPLICATION, GroupConnection
 from seekpoint.ledger.sql import STATUS, arrays, asking_for
-from seekpoint.ledger.sql.partition_offset import APPLICATION
 from seekpoint.records import Partition, storable
 
 _SAMPLED = ("sampled_topic", "sampled_partition", "sampled_log_start", "sampled_log_end")

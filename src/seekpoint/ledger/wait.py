@@ -16,8 +16,7 @@ from seekpoint import remedies
 from seekpoint.errors import ConfigError, NotApplied
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import FORGET, WAIT, Query
-from seekpoint.ledger.sql import partition_offset as sql
+from seekpoint.ledger.sql import FORGET, GROUPS, WAIT, Query
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Partition, State
 
@@ -145,7 +144,7 @@ def _last_begin(look: Look) -> int:
 def _unclaimed(look: Look, wanted: Wanted) -> NotApplied:
     """No worker has claimed the partition so far, or a name is wrong: the ledger cannot know which."""
     with look() as scope:
-        if scope.execute(sql.READ_GROUP).one_or_none() is None:
+        if scope.execute(GROUPS["read"]).one_or_none() is None:
             why = f"there is no group {scope.group!r} in the ledger yet: start a worker, or check the name"
         else:
             why = (

@@ -13,9 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from seekpoint.admin.lag import Lag, Logs, ask_logs, lag_of
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import Identity
-from seekpoint.ledger.schema_connection import SchemaConnection
+from seekpoint.ledger.schema_connection import APPLICATION, SchemaConnection
 from seekpoint.ledger.sql import STATUS
-from seekpoint.ledger.sql.partition_offset import APPLICATION
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.metrics import catalogue as of
 from seekpoint.metrics.samples import Samples

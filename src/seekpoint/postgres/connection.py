@@ -230,17 +230,20 @@ class HandlerConnection(Connection):
         """
         return first_row(self.driver, (statement, parameters))
 
-    def run_with(self, statement: str, parameters: Mapping[str, Any], following: Sequence[Statement]) -> None:
-        """Run a ledger's statement, and those that follow it, in one round trip; also with BEGIN where none is open.
+    def run_with(self, questions: Sequence[tuple[str, Mapping[str, Any]]], following: Sequence[Statement]) -> None:
+        """Run the ledger's statements, and those that follow, in one round trip; also with BEGIN where none is open.
 
         Raises the ledger's error as it is, and StatementFailed where those that follow may succeed when they are run
         in another way.
         """
         driver = self.driver
+        ours = [with_values(*question, driver.info.encoding) for question in questions]
         try:
-            begin_and_run(driver, with_values(statement, parameters, driver.info.encoding), following)
+            begin_and_run(driver, [*ours, *following])
         except StatementFailed as failed:
-            if failed.number > 0 or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME:
+            if failed.number >= len(ours):
+                raise StatementFailed(failed.number - len(ours) + 1, failed.error) from None
+            if failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME:
                 raise
             raise failed.error from None
 

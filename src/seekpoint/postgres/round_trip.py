@@ -72,16 +72,15 @@ def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement])
     return list(dict(zip(sent, results, strict=True)).values())
 
 
-def begin_and_run(driver: psycopg.Connection[Any], first: Statement, following: Iterable[Statement]) -> None:
+def begin_and_run(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -> None:
     """Begin a READ COMMITTED transaction with these statements, in one round trip.
 
     Raises StatementFailed for the one that failed: number 0 is the first. The connection is to be closed then.
     """
     begins = driver.pgconn.transaction_status == TransactionStatus.IDLE  # else the host's own code has begun it
-    statements = [*[_BEGIN][:begins], first, *following]
     for may_repeat in (begins, False):
         try:
-            round_trip(driver, statements)
+            round_trip(driver, [*[_BEGIN][:begins], *statements])
         except StatementFailed as failed:
             if not may_repeat or failed.error.sqlstate != INVALID_SQL_STATEMENT_NAME:
                 raise StatementFailed(failed.number - begins, failed.error) from None

@@ -30,7 +30,7 @@ class ChaosReporter(Reporter):
     _in_transaction = _is_small = False
 
     def watch_small_batches(self) -> None:
-        """Note each batch that is held and advanced by one statement: only those of two round trips are."""
+        """Note each batch that is held and advanced in one round trip: only those of two round trips are."""
         original = Ledger.hold_and_advance
 
         def noted(*given: Any) -> Any:

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 
 from seekpoint.errors import Fenced, HandlerMisuse
 from seekpoint.ledger import Expected, Move
-from seekpoint.ledger.sql import partition_offset as statements
+from seekpoint.ledger.sql import WORKER
 from support.ledger_desk import Desk, backend, wait_until_blocked
 
 Desks = Callable[..., Desk]
@@ -122,11 +122,10 @@ def test_one_refused_partition_refuses_the_whole_statement(desk: Desks, seekpoin
 def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: in a pipeline COMMIT is sent before any answer is read; the fence must be shut by the server itself."""
     worker = desk(at={0: 0})
-    compiled = statements.ADVANCE.compile(dialect=seekpoint_engine.dialect)
     given = {f"moving_{name}": [value] for name, value in asdict(worker.move(0, 3)).items() if name != "claim"}
     where = {"moving_topic": ["t"], "moving_partition": [0], "moving_token": [uuid4()]}
-    bound = compiled.construct_params({"group": "g", "expected": 1, "transaction": None, **given, **where})
-    advance = str(compiled).replace("seekpoint.", f"{worker.ledger.schema}.")
+    bound = {"group": "g", "expected": 1, "transaction": None, **given, **where}
+    advance = WORKER["advance"].in_schema(worker.ledger.schema)
     dsn = seekpoint_engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     def without_looking(raw: psycopg.Connection[Any]) -> None:

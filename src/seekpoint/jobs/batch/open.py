@@ -24,8 +24,7 @@ from seekpoint.ledger.admin_actions import PAUSER, pauser, set_paused
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
 from seekpoint.ledger.declaration import Declaration
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import BATCH
-from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
+from seekpoint.ledger.sql import BATCH, GROUPS
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import schema_translation
 from seekpoint.records import Partition
@@ -46,8 +45,8 @@ def open_claims(
     """
     pipeline = source.pipeline
     scope = GroupConnection(tx.connection, tx.schema, pipeline.group)
-    scope.execute(INSERT_GROUP, version=pipeline.version)
-    group = scope.execute(LOCK_GROUP).one()
+    scope.execute(GROUPS["insert"], version=pipeline.version)
+    group = scope.execute(GROUPS["lock"]).one()
     _keep_workers_away(scope, group, source, run, pause=pause)
     declared = Declaration.of(pipeline.tables_by_topic(schema_translation(tx.connection.engine)))
     claimant = Claimant(pipeline.group, run, pipeline.version, brokers.cluster_id, brokers.ids, declared)
@@ -115,7 +114,7 @@ def open_batch(
     Raises as :func:`open_claims` does, RangeLost, and BatchRefused for a role that cannot create the run's schema.
     """
     found = targets(tx.connection, [source])
-    group = GroupConnection(tx.connection, tx.schema, source.group).execute(LOCK_GROUP).one_or_none()
+    group = GroupConnection(tx.connection, tx.schema, source.group).execute(GROUPS["lock"]).one_or_none()
     claims = open_claims(tx, source, brokers, run, brokers.partitions, pause=pause)
     ends = brokers.plan(claims)
     if all(ends[at] == one.next_offset for at, one in claims.items()):

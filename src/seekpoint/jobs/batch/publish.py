@@ -22,8 +22,7 @@ from seekpoint.jobs.tables.targets import Target as TargetTable
 from seekpoint.ledger.admin_actions import pauser, record_action
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import BATCH
-from seekpoint.ledger.sql.admin import LOCK_GROUP
+from seekpoint.ledger.sql import BATCH, GROUPS
 from seekpoint.postgres.backoff import TRIES, retried
 from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
@@ -53,7 +52,7 @@ def _attempt(driver: Driver, source: PipelineSource, claims: Claims) -> None:
     pipeline, group = source.pipeline, source.group
     with driver.step("staged") as tx:
         scope = GroupConnection(tx.connection, tx.schema, group)
-        scope.execute(LOCK_GROUP).one()
+        scope.execute(GROUPS["lock"]).one()
         positions = tx.positions()
         mine = [claims[at.partition] for at in positions]
         # By another name than a worker's: a claim that waits for these rows must not end it as abandoned.

@@ -12,10 +12,8 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 
 from seekpoint.kafka.ranges import Range
-from seekpoint.ledger.schema_connection import SchemaConnection
-from seekpoint.ledger.sql import EXPORT_MANIFEST, Query
-from seekpoint.ledger.sql.admin import ALONE
-from seekpoint.ledger.sql.partition_offset import APPLICATION, CONFIGURE
+from seekpoint.ledger.schema_connection import APPLICATION, SchemaConnection
+from seekpoint.ledger.sql import EXPORT_MANIFEST, GROUPS, WORKER, Query
 from seekpoint.records import Partition
 
 LOCK_WAIT = "30s"
@@ -73,7 +71,7 @@ class Tx(SchemaConnection):
 
     def alone(self, topic: str) -> None:
         """Until the transaction ends, no other adds to this topic's chains, or removes a file of it."""
-        self.execute(ALONE, name=f"seekpoint export {self._archive} {topic}")
+        self.execute(GROUPS["alone"], name=f"seekpoint export {self._archive} {topic}")
 
     def within(self, range_: Range) -> list[Entry]:
         """The entries that have something of the range, in order."""
@@ -138,7 +136,7 @@ def transaction(engine: Engine, schema: str, archive: str) -> Iterator[Tx]:
         connection.execution_options(isolation_level="READ COMMITTED")
         with connection.begin():
             tx = Tx(connection, schema, archive)
-            tx.execute(CONFIGURE, lock_timeout=LOCK_WAIT, application_name=f"{APPLICATION}export")
+            tx.execute(WORKER["configure"], lock_timeout=LOCK_WAIT, application_name=f"{APPLICATION}export")
             yield tx
 
 

@@ -22,8 +22,7 @@ from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import RELOAD_RUN
-from seekpoint.ledger.sql.admin import LOCK_GROUP, REDRAW
+from seekpoint.ledger.sql import GROUPS, RELOAD_RUN
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried
 from seekpoint.postgres.sqlstates import (
@@ -165,7 +164,7 @@ def _attempt(driver: Driver, passes: CatchUp, budget: Budget, plan: Plan) -> tup
 
 def _lock_groups(tx: Step) -> None:
     for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
-        row = tx.execute(LOCK_GROUP, group=group).one_or_none()
+        row = tx.execute(GROUPS["lock"], group=group).one_or_none()
         if row is None:
             raise ReloadRefused([f"group {group!r} is not in the ledger any more"])
         if row.version > to:
@@ -178,7 +177,7 @@ def _raise_versions(tx: Step) -> None:
     """Fence every worker with an old token or an older handler version (I5)."""
     for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
         tx.execute(RELOAD_RUN["raise_version"], group=group, version=to)
-        tx.execute(REDRAW, group=group)
+        tx.execute(GROUPS["redraw"], group=group)
         group_tx = GroupConnection(tx.connection, tx.schema, group)
         record_action(group_tx, "cut-over", actor=tx.run.actor, reason=f"reload {tx.run.id}: {tx.run.reason}")
 

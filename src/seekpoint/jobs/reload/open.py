@@ -22,8 +22,7 @@ from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, reso
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.schema_revision import check
-from seekpoint.ledger.sql import DEAD_LETTERS, RELOAD_RUN, STATUS
-from seekpoint.ledger.sql.admin import ALONE
+from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, RELOAD_RUN, STATUS
 from seekpoint.records import Partition, storable
 
 
@@ -67,7 +66,7 @@ def open_run(
     run = uuid4()
     with transaction(runs.engine, runs.schema) as tx:
         # One opening at a time: two runs of one table must see each other.
-        tx.execute(ALONE, name=f"seekpoint reload {runs.schema}")
+        tx.execute(GROUPS["alone"], name=f"seekpoint reload {runs.schema}")
         # A worker that would raise a version looks for this run under its group's lock: it finds it, or was before us.
         known = {row.name: row for row in tx.execute(RELOAD_RUN["share_groups"], groups=groups)}
         reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]

@@ -21,9 +21,7 @@ from seekpoint.kafka.ranges import Piece, Range, RangeFollower
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import insert_parameters
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import REPROCESS
-from seekpoint.ledger.sql.admin import LOCK_ROW
-from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
+from seekpoint.ledger.sql import GROUPS, REPROCESS
 from seekpoint.ledger.tables import reprocess_dead_letter
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison
@@ -34,7 +32,7 @@ from seekpoint.postgres.sqlstates import is_data_error, is_transient
 from seekpoint.records import Cause, NewDeadLetter, Partition
 from seekpoint.worker.apply import Failed
 from seekpoint.worker.replay.preconditions import check_group
-from seekpoint.worker.replay.replay_one import REMEMBER_SESSION, as_worker
+from seekpoint.worker.replay.replay_one import as_worker, session_of
 
 Progress = Callable[[str, int, int], None]
 
@@ -115,7 +113,7 @@ class RangeRun:
     def _transaction(self, start: int, end: int, pieces: Sequence[Piece], failed: Failed | None = None) -> None:
         try:
             with self._session.transaction() as tx:
-                before = dict(tx.execute(REMEMBER_SESSION).mappings().one())
+                before = session_of(tx)
                 self._ledger.configure(tx, self._ledger.limits.transaction_age)
                 scope = self._ledger.group_connection(tx)
                 if self._is_applied(scope, start, end):
@@ -132,8 +130,8 @@ class RangeRun:
 
     def _is_applied(self, scope: GroupConnection, start: int, end: int) -> bool:
         """Lock the rows; whether a COMMIT without an answer took effect. Raises ReprocessRefused, GroupPaused."""
-        group = scope.execute(SHARE_GROUP).one_or_none()
-        row = scope.execute(LOCK_ROW, topic=self._at.topic, partition=self._at.number).one_or_none()
+        group = scope.execute(GROUPS["share"]).one_or_none()
+        row = scope.execute(GROUPS["lock_position"], topic=self._at.topic, partition=self._at.number).one_or_none()
         now = scope.execute(REPROCESS["lock_run"], run=self._run.id).one_or_none()
         if group is None or row is None or now is None:
             gone = f"group {self._ledger.group!r}, its row of {self._at} or the run is gone"

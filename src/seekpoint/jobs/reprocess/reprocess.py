@@ -26,11 +26,9 @@ from seekpoint.kafka.range_checks import ASK, RangeChecks
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger, Position
 from seekpoint.ledger.admin_actions import operator, record_action, required
-from seekpoint.ledger.positions import position, positions_of
+from seekpoint.ledger.positions import positions_of
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import REPROCESS
-from seekpoint.ledger.sql import admin as admin_sql
-from seekpoint.ledger.sql.partition_offset import SHARE_GROUP
+from seekpoint.ledger.sql import GROUPS, REPROCESS
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
@@ -120,7 +118,7 @@ class Reprocess:
             raise ConfigError(f"{self.pipeline!r} does not read {at.topic!r}")
         with self.ledger.begin() as tx:
             group = known_group(tx)
-            found = within(self.ledger.group, map(position, tx.execute(admin_sql.READ)), {at.topic: [at.number]})[at]
+        found = within(self.ledger.group, self.ledger.read(), {at.topic: [at.number]})[at]
         whole = Range(at, found.topic_id, from_offset, max(from_offset, to_offset))
         log_start = self._log_start(group, found)
         require_range(from_offset, to_offset, found.next_offset, min(from_offset, log_start), at)
@@ -165,7 +163,7 @@ class Reprocess:
         if plan.group != self.ledger.group:
             raise ConfigError(f"the plan is for group {plan.group!r}, the pipeline's is {self.ledger.group!r}")
         with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
-            group = tx.execute(SHARE_GROUP).one()
+            group = tx.execute(GROUPS["share"]).one()
             self._require(group, accept_old_values=plan.accept_old_values, topic=plan.topic)
             run = self._open(tx, plan, reason)
         if run.state == "open":

@@ -12,7 +12,7 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger.dead_letters import DeadLetter, Where, rank
-from seekpoint.ledger.sql.partition_offset import READ_GROUP
+from seekpoint.ledger.sql import GROUPS
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
@@ -80,7 +80,7 @@ class DeadLetterReplay(DeadLetterAdmin):
         Dead letters that the first of their key draws along are in it, too. Raises what the replay would raise for all.
         """
         with self.ledger.begin() as tx:
-            group = tx.execute(READ_GROUP).one_or_none()
+            group = tx.execute(GROUPS["read"]).one_or_none()
         if group is None:
             raise ConfigError(f"there is no group {self.pipeline.group!r} in the ledger: check name and schema")
         check_group(group, self.pipeline, while_paused=self.while_paused)

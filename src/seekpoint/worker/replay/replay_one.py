@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, Text, bindparam, cast, func, literal, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import UserDefinedType
 
 from seekpoint.errors import HandlerMisuse
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.positions import positions_of
-from seekpoint.ledger.sql.partition_offset import READ_GROUP, set_local
+from seekpoint.ledger.sql import GROUPS, REPLAY
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
@@ -33,42 +31,18 @@ from seekpoint.worker.replay.preconditions import (
 )
 
 
-class _Xid8(UserDefinedType[str]):
-    """A transaction's id; SQLAlchemy has no type for it."""
-
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        return "xid8"
-
-
-_CURRENT = func.pg_current_xact_id().cast(Text)
-# What the handler's session was set to, before our own statements changed it for themselves.
-REMEMBER_SESSION = select(
-    func.current_setting(literal("TimeZone", Text)).label("TimeZone"),
-    func.current_setting(literal("lock_timeout", Text)).label("lock_timeout"),
-)
-_SETTINGS = ("TimeZone", "lock_timeout", "idle_in_transaction_session_timeout")
-# Handler and sinks run as in a worker's transaction. Answers the transaction's id.
-AS_WORKER = select(_CURRENT.label("transaction"), *map(set_local, _SETTINGS))
-AS_WORKER_17 = select(_CURRENT.label("transaction"), *map(set_local, (*_SETTINGS, "transaction_timeout")))
-CURRENT_TRANSACTION = select(_CURRENT)
-# NULL for one that ended too long ago.
-TRANSACTION_STATUS = select(func.pg_xact_status(cast(cast(bindparam("transaction", type_=Text), Text), _Xid8)))
-
-
 def as_worker(tx: Connection, limits: Limits, before: Mapping[str, str]) -> str:
     """Set the session as a worker sets it for its handler; the transaction stays durable. Returns its id.
 
-    ``before`` is what ``REMEMBER_SESSION`` has answered.
+    ``before`` is what :func:`session_of` has answered.
     """
-    age = f"{round(limits.transaction_age * 1000)}ms"
-    settings = {**before, "idle_in_transaction_session_timeout": age}
-    statement = AS_WORKER
-    if (tx.dialect.server_version_info or (0,)) >= (17,):
-        statement = AS_WORKER_17
-        settings["transaction_timeout"] = age
-    return str(tx.execute(statement, settings).one().transaction)
+    settings = {**before, "transaction_age": f"{round(limits.transaction_age * 1000)}ms"}
+    return str(tx.exec_driver_sql(REPLAY["as_worker"].text, settings).one().transaction)
+
+
+def session_of(tx: Connection) -> dict[str, str]:
+    """What the handler's session is set to, before our own statements change it for themselves."""
+    return dict(tx.exec_driver_sql(REPLAY["remember_session"].text).mappings().one())
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +149,14 @@ class Replayer:
 
     def _transaction(self, id: int, reason: str, attempt: _Attempt) -> None:  # noqa: A002
         with self._session.transaction() as tx:
-            settings = tx.execute(REMEMBER_SESSION).mappings().one()
+            settings = session_of(tx)
             attempt.dead_letter = dead_letter = self._dead_letters.lock(tx, id)
             self._admit(tx, dead_letter)
-            attempt.transaction = as_worker(tx, self._ledger.limits, dict(settings))
+            attempt.transaction = as_worker(tx, self._ledger.limits, settings)
             with self._stopwatch:
                 made = decode_record(self._pipeline, dead_letter.record)
                 write(tx, self._pipeline, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
-            if tx.execute(CURRENT_TRANSACTION).scalar_one() != attempt.transaction:
+            if tx.exec_driver_sql(REPLAY["current_transaction"].text).scalar_one() != attempt.transaction:
                 raise HandlerMisuse(
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and "
                     f"dead letter {id} stays open"
@@ -194,7 +168,7 @@ class Replayer:
 
     def _admit(self, tx: Connection, dead_letter: DeadLetter) -> None:
         scope = self._ledger.group_connection(tx)
-        check_group(scope.execute(READ_GROUP).one(), self._pipeline, while_paused=self._while_paused)
+        check_group(scope.execute(GROUPS["read"]).one(), self._pipeline, while_paused=self._while_paused)
         if (
             refusal := refused(dead_letter, positions_of(scope, [dead_letter.at], locked=False).get(dead_letter.at))
         ) is not None:
@@ -223,7 +197,7 @@ class Replayer:
             now = self._dead_letters.lock(tx.connection, attempt.dead_letter.id)
             if now.is_open:
                 return False
-            status = tx.connection.execute(TRANSACTION_STATUS, {"transaction": attempt.transaction}).scalar()
+            status = tx.execute(REPLAY["transaction_status"], transaction=attempt.transaction).scalar()
         if now.state is State.REPLAYED and status == "committed":
             return True
         raise closed(now)

@@ -1,0 +1,191 @@
+-- Whole groups: their rows, versions and tables; pauses, resets, abandoned sessions; what was done and what was lost.
+
+-- name: read
+SELECT name, cluster_id, version, tables, paused, paused_reason, paused_by, created_at, declared, forgotten
+FROM seekpoint.consumer_group
+WHERE name = %(group)s;
+
+-- name: share
+SELECT name, cluster_id, version, tables, paused, paused_reason, paused_by, created_at, declared, forgotten
+FROM seekpoint.consumer_group
+WHERE name = %(group)s
+FOR SHARE;
+
+-- name: lock
+-- Not FOR UPDATE, which would shut out the foreign key's own lock (FOR KEY SHARE): a worker that inserts a dead letter
+-- while it holds its rows would wait for a pause that waits for it.
+SELECT name, cluster_id, version, tables, paused, paused_reason, paused_by, created_at, declared, forgotten
+FROM seekpoint.consumer_group
+WHERE name = %(group)s
+FOR NO KEY UPDATE;
+
+-- name: insert
+INSERT INTO seekpoint.consumer_group (name, version) VALUES (%(group)s, %(version)s) ON CONFLICT DO NOTHING;
+
+-- name: update
+UPDATE seekpoint.consumer_group
+SET version = %(version)s, cluster_id = %(cluster_id)s, tables = %(tables)s::text[]
+WHERE name = %(group)s;
+
+-- name: pause
+UPDATE seekpoint.consumer_group
+SET paused = %(paused)s, paused_reason = %(reason)s, paused_by = %(actor)s
+WHERE name = %(group)s;
+
+-- name: redraw
+-- A pause or resume draws new tokens for the whole group, which fences its workers (I5). The rows are locked in order
+-- first: workers hold them in that order at the same time.
+WITH ordered AS (
+    SELECT topic, partition
+    FROM seekpoint.partition_offset
+    WHERE consumer_group = %(group)s
+    ORDER BY topic, partition
+    FOR NO KEY UPDATE
+)
+UPDATE seekpoint.partition_offset AS o
+SET token = gen_random_uuid(), epoch = o.epoch + 1
+FROM ordered
+WHERE o.consumer_group = %(group)s AND o.topic = ordered.topic AND o.partition = ordered.partition;
+
+-- name: open_reloads
+-- Runs to a newer version than the group's: workers of that version wait as standbys.
+SELECT run.id, run.state, run.driver, run.version_to[array_position(run.groups, %(group)s::text)] AS version
+FROM seekpoint.reload_run AS run
+JOIN seekpoint.consumer_group AS its_group ON its_group.name = %(group)s
+WHERE run.state NOT IN ('verified', 'cut_over', 'aborted', 'failed')
+  AND run.strategy IN ('merge', 'swap')
+  AND run.version_to[array_position(run.groups, %(group)s::text)] > its_group.version
+ORDER BY run.opened_at;
+
+-- name: outcome_of_run
+SELECT state, error FROM seekpoint.reload_run WHERE id = %(run)s;
+
+-- name: tables_of_topics
+SELECT topic, version, tables, replaced
+FROM seekpoint.group_topic
+WHERE consumer_group = %(group)s AND topic = ANY (%(topics)s::text[]);
+
+-- name: store_tables
+INSERT INTO seekpoint.group_topic AS stored (consumer_group, topic, version, tables)
+VALUES (%(group)s, %(topic)s, %(version)s, %(tables)s::text[])
+ON CONFLICT (consumer_group, topic) DO UPDATE
+SET version = excluded.version,
+    tables = excluded.tables,
+    replaced = stored.replaced + %(replacements)s,
+    changed_at = clock_timestamp();
+
+-- name: qualified
+-- By the catalog: `orders` and `public.orders` are one table. Needs no right on the schemas. A name with a dot that is
+-- not one table's own name has its schema already; a table that is not there is expected where CREATE TABLE puts it.
+SELECT named.name,
+       coalesce(
+           (SELECT n.nspname || '.' || c.relname
+            FROM pg_catalog.pg_class AS c
+            JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+            WHERE c.relname = named.name
+              AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+              AND c.relpersistence <> 't'
+              AND pg_catalog.pg_table_is_visible(c.oid)),
+           CASE WHEN strpos(named.name, '.') = 0 THEN current_schema() || '.' || named.name END,
+           named.name
+       ) AS qualified
+FROM unnest(%(names)s::text[]) AS named (name);
+
+-- name: abandoned
+-- The sessions that hold these rows' locks now, each found by its transaction id: the row's xmax.
+SELECT DISTINCT activity.pid
+FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
+JOIN seekpoint.partition_offset AS blocked
+  ON blocked.consumer_group = %(group)s AND blocked.topic = asked.topic AND blocked.partition = asked.partition
+JOIN pg_stat_activity AS activity ON activity.backend_xid = blocked.xmax
+WHERE starts_with(activity.application_name, 'seekpoint ')
+  AND activity.xact_start < clock_timestamp() - %(age)s::interval;
+
+-- name: terminate
+SELECT pg_terminate_backend(%(pid)s);
+
+-- name: positions
+SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
+       claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+       attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
+       suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
+FROM seekpoint.partition_offset
+WHERE consumer_group = %(group)s
+ORDER BY topic, partition;
+
+-- name: lock_position
+SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
+       claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+       attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
+       suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
+FROM seekpoint.partition_offset
+WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s
+FOR NO KEY UPDATE;
+
+-- name: reset
+-- Keeps the owner: only the position has changed (I5). Of another topic nothing was applied; in front of the first
+-- offset, what is there will be. There is no epoch: no record was applied here, and an old one would report a
+-- truncation that never was.
+UPDATE seekpoint.partition_offset
+SET first_offset = CASE WHEN topic_id <> %(topic_id)s::uuid THEN %(to_offset)s::bigint
+                        ELSE least(first_offset, %(to_offset)s::bigint) END,
+    next_offset = %(to_offset)s::bigint,
+    topic_id = %(topic_id)s::uuid,
+    leader_epoch = NULL,
+    token = %(token)s::uuid,
+    epoch = epoch + 1,
+    unreleased_claims = 0,
+    attempt_offset = NULL,
+    attempts = 0,
+    attempt_crashes = 0,
+    attempt_running = false,
+    attempt_error = NULL,
+    retry_at = NULL,
+    attempts_allowed = NULL,
+    attempt_policy = NULL,
+    suspect_end = NULL,
+    suspect_part_end = NULL,
+    suspect_running = false,
+    stop_kind = NULL,
+    stop_offset = NULL,
+    stop_message = NULL,
+    stop_choices = NULL,
+    stopped_at = NULL,
+    stop_log_end = NULL
+WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s
+RETURNING consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
+          claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+          attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
+          suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end;
+
+-- name: supersede
+-- A dead letter's offset lies before the position. Where the position is put in front of it, the record will be read
+-- again, and what becomes of it then is what counts.
+UPDATE seekpoint.dead_letter
+SET state = 'superseded', closed_at = clock_timestamp(), closed_by = %(actor)s, closed_reason = %(reason)s
+WHERE consumer_group = %(group)s
+  AND topic_id = %(topic_id)s
+  AND partition = %(partition)s
+  AND record_offset >= %(to_offset)s
+  AND state <> 'superseded';
+
+-- name: record_action
+INSERT INTO seekpoint.admin_action (consumer_group, action, topic, partition, from_offset, to_offset, actor, reason)
+VALUES (%(group)s, %(action)s, %(topic)s, %(partition)s, %(from_offset)s, %(to_offset)s, %(actor)s, %(reason)s);
+
+-- name: last_reset
+SELECT to_offset, actor, reason, at
+FROM seekpoint.admin_action
+WHERE consumer_group = %(group)s AND action = 'reset' AND topic = %(topic)s AND partition = %(partition)s
+ORDER BY id DESC
+LIMIT 1;
+
+-- name: record_loss
+INSERT INTO seekpoint.lost_range
+    (consumer_group, topic, topic_id, partition, from_offset, to_offset, reason, decision, actor, operator_reason)
+VALUES (%(group)s, %(topic)s, %(topic_id)s, %(partition)s, %(from_offset)s, %(to_offset)s, %(reason)s, %(decision)s,
+        %(actor)s, %(operator_reason)s);
+
+-- name: alone
+-- One session at a time has this name, until its transaction ends: a lock where there may be no row yet to lock.
+SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 0));

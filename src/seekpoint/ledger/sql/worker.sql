@@ -1,0 +1,314 @@
+-- A worker's statements on its positions: hold, advance, claim, release, and what it notes of attempts and stops.
+--
+-- Rows are always locked in the order (topic, partition): callers sort the arrays, and the scans keep that order.
+-- Arrays come through a sub-select, so that the planner does not see their lengths and assumes ten elements: it looks
+-- each row up by the primary key, for one partition and for a thousand, and never scans the table. It must not see the
+-- group's name as a constant either, where an UPDATE joins the arrays: where it knows nothing of the table yet, it
+-- takes the rows of a group for a handful, and would read all of them.
+-- A refusal is raised inside SQL, by casting a text that is no number (22P02 quotes it): in a pipeline COMMIT is sent
+-- before a caller could compare a count.
+
+-- name: hold
+-- The first statement of each transaction. Locks the rows of all active partitions where claim and position are as
+-- expected, or raises: only the holder of the current claim (I2), and only from the exact position that was read (I3),
+-- writes anything. A lateral lock for each row keeps the plan a loop over the primary key, whatever the statistics say.
+-- The transaction's settings are sent along, to save a round trip; transaction_timeout came with Postgres 17. Returns
+-- the transaction's id.
+SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
+            ELSE ('seekpoint: claim or position is not the expected one; rows held: ' || rows.n)::integer END AS held,
+       pg_current_xact_id()::text AS transaction,
+       set_config('application_name', %(application_name)s, true) AS application_name,
+       set_config('synchronous_commit', %(synchronous_commit)s, true) AS synchronous_commit,
+       set_config('idle_in_transaction_session_timeout', %(transaction_age)s, true) AS idle,
+       CASE WHEN current_setting('server_version_num')::integer >= 170000
+            THEN set_config('transaction_timeout', %(transaction_age)s, true) END AS age
+FROM (
+    SELECT count(*) AS n
+    FROM unnest((SELECT %(held_topic)s::text[]), (SELECT %(held_partition)s::integer[]),
+                (SELECT %(held_token)s::uuid[]), (SELECT %(held_from_offset)s::bigint[]))
+         AS held (topic, partition, token, from_offset)
+    CROSS JOIN LATERAL (
+        SELECT 1
+        FROM seekpoint.partition_offset
+        WHERE consumer_group = %(group)s AND topic = held.topic AND partition = held.partition
+          AND token = held.token
+          AND next_offset = held.from_offset
+        FOR NO KEY UPDATE
+    ) AS locked
+) AS rows;
+
+-- name: advance
+-- Moves the positions that hold has locked, or raises: under the same claim (I2), from the same position (I3), and in
+-- the same transaction: after a COMMIT in between, rows and offset would not be committed together (I1). Where both
+-- leave in one round trip, nothing can come in between, and no transaction is given. What was noted
+-- of attempts and of a stop at the old position is over. After a single-record attempt, or a part of a suspect range,
+-- later records may still crash the process: the next owner has to apply them in parts, too, up to the range's end.
+WITH moving AS MATERIALIZED (
+    SELECT %(group)s::text AS consumer_group, given.*
+    FROM unnest((SELECT %(moving_topic)s::text[]), (SELECT %(moving_partition)s::integer[]),
+                (SELECT %(moving_token)s::uuid[]), (SELECT %(moving_from_offset)s::bigint[]),
+                (SELECT %(moving_to_offset)s::bigint[]), (SELECT %(moving_leader_epoch)s::integer[]),
+                (SELECT %(moving_record_time)s::timestamptz[]))
+         AS given (topic, partition, token, from_offset, to_offset, leader_epoch, record_time)
+),
+moved AS (
+    UPDATE seekpoint.partition_offset AS o
+    SET next_offset = moving.to_offset,
+        leader_epoch = moving.leader_epoch,
+        record_time = coalesce(moving.record_time, o.record_time),
+        committed_at = clock_timestamp(),
+        unreleased_claims = CASE WHEN (o.attempt_running OR o.suspect_running)
+                                  AND (o.suspect_end IS NULL OR o.suspect_end > moving.to_offset)
+                                 THEN o.unreleased_claims ELSE 0 END,
+        suspect_end = CASE WHEN (o.attempt_running OR o.suspect_running) AND o.suspect_end > moving.to_offset
+                           THEN o.suspect_end END,
+        suspect_part_end = CASE WHEN o.attempt_running AND NOT o.suspect_running
+                                 AND (o.suspect_end IS NULL OR o.suspect_end > moving.to_offset)
+                                THEN o.suspect_part_end END,
+        suspect_running = false,
+        attempt_offset = NULL,
+        attempts = 0,
+        attempt_crashes = 0,
+        attempt_running = false,
+        attempt_error = NULL,
+        retry_at = NULL,
+        attempts_allowed = NULL,
+        attempt_policy = NULL,
+        stop_kind = NULL,
+        stop_offset = NULL,
+        stop_message = NULL,
+        stop_choices = NULL,
+        stopped_at = NULL,
+        stop_log_end = NULL
+    FROM moving
+    WHERE o.consumer_group = moving.consumer_group AND o.topic = moving.topic AND o.partition = moving.partition
+      AND o.token = moving.token
+      AND o.next_offset = moving.from_offset
+    RETURNING 1
+)
+SELECT CASE WHEN rows.n <> %(expected)s::integer
+            THEN ('seekpoint: claim or position is not the expected one; rows advanced: ' || rows.n)::integer
+            WHEN pg_current_xact_id()::text <> %(transaction)s::text
+            THEN ('seekpoint: the transaction that held the rows has ended; rows: ' || rows.n)::integer
+            ELSE rows.n END AS moved
+FROM (SELECT count(*) AS n FROM moved) AS rows;
+
+-- name: record_attempts
+-- An attempt at the record at the position. One that is about to begin has no error yet; error and time of the previous
+-- one are kept until its own outcome is known. Only the token is compared (I2): the position may have been advanced in
+-- this transaction. The rows are locked in order first.
+WITH noted AS MATERIALIZED (
+    SELECT %(group)s::text AS consumer_group, given.*
+    FROM unnest((SELECT %(noted_topic)s::text[]), (SELECT %(noted_partition)s::integer[]),
+                (SELECT %(noted_token)s::uuid[]), (SELECT %(noted_offset)s::bigint[]),
+                (SELECT %(noted_number)s::integer[]), (SELECT %(noted_error)s::text[]),
+                (SELECT %(noted_wait)s::double precision[]), (SELECT %(noted_allowed)s::integer[]),
+                (SELECT %(noted_policy)s::text[]))
+         AS given (topic, partition, token, "offset", number, error, wait, allowed, policy)
+    CROSS JOIN LATERAL (
+        SELECT 1
+        FROM seekpoint.partition_offset
+        WHERE consumer_group = %(group)s AND topic = given.topic AND partition = given.partition
+          AND token = given.token
+        FOR NO KEY UPDATE
+    ) AS locked
+),
+written AS (
+    UPDATE seekpoint.partition_offset AS o
+    SET attempt_offset = noted."offset",
+        attempts = noted.number,
+        attempt_crashes = CASE WHEN o.attempt_offset = noted."offset" THEN o.attempt_crashes ELSE 0 END,
+        attempt_running = noted.error IS NULL,
+        attempt_error = coalesce(noted.error, CASE WHEN o.attempt_offset = noted."offset" THEN o.attempt_error END),
+        retry_at = CASE WHEN noted.error IS NULL AND o.attempt_offset = noted."offset" THEN o.retry_at
+                        ELSE clock_timestamp() + noted.wait * interval '1 second' END,
+        attempts_allowed = noted.allowed,
+        attempt_policy = noted.policy
+    FROM noted
+    WHERE o.consumer_group = noted.consumer_group AND o.topic = noted.topic AND o.partition = noted.partition
+      AND o.token = noted.token
+    RETURNING 1
+)
+SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
+            ELSE ('seekpoint: the claim is not the expected one; attempts noted: ' || rows.n)::integer END AS noted
+FROM (SELECT count(*) AS n FROM written) AS rows;
+
+-- name: record_suspects
+-- A suspect range, its end stored once; and the part of it that is about to be tried, if any. No end: it is over. Under
+-- the current claim alone (I2).
+WITH suspected AS MATERIALIZED (
+    SELECT %(group)s::text AS consumer_group, given.*
+    FROM unnest((SELECT %(suspected_topic)s::text[]), (SELECT %(suspected_partition)s::integer[]),
+                (SELECT %(suspected_token)s::uuid[]), (SELECT %(suspected_end_offset)s::bigint[]),
+                (SELECT %(suspected_part_end)s::bigint[]))
+         AS given (topic, partition, token, end_offset, part_end)
+    CROSS JOIN LATERAL (
+        SELECT 1
+        FROM seekpoint.partition_offset
+        WHERE consumer_group = %(group)s AND topic = given.topic AND partition = given.partition
+          AND token = given.token
+        FOR NO KEY UPDATE
+    ) AS locked
+),
+written AS (
+    UPDATE seekpoint.partition_offset AS o
+    SET suspect_end = CASE WHEN suspected.end_offset IS NOT NULL AND o.suspect_end > o.next_offset THEN o.suspect_end
+                           ELSE suspected.end_offset END,
+        suspect_part_end = suspected.part_end,
+        suspect_running = suspected.part_end IS NOT NULL,
+        unreleased_claims = CASE WHEN suspected.end_offset IS NULL THEN 0 ELSE o.unreleased_claims END
+    FROM suspected
+    WHERE o.consumer_group = suspected.consumer_group
+      AND o.topic = suspected.topic
+      AND o.partition = suspected.partition
+      AND o.token = suspected.token
+    RETURNING 1
+)
+SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
+            ELSE ('seekpoint: the claim is not the expected one; ranges noted: ' || rows.n)::integer END AS suspected
+FROM (SELECT count(*) AS n FROM written) AS rows;
+
+-- name: configure
+-- Claims and resets are durable whatever batches are, and their waits are bounded. A record's time near year 1 or 9999
+-- is beyond what Python holds in a zone other than UTC.
+SELECT set_config('synchronous_commit', 'on', true) AS synchronous_commit,
+       set_config('lock_timeout', %(lock_timeout)s, true) AS lock_timeout,
+       set_config('application_name', %(application_name)s, true) AS application_name,
+       set_config('TimeZone', 'UTC', true) AS timezone;
+
+-- name: known_topics
+-- Those of which the group has a row.
+SELECT known.topic
+FROM unnest((SELECT %(named_topic)s::text[])) AS named (topic)
+CROSS JOIN LATERAL (
+    SELECT topic
+    FROM seekpoint.partition_offset
+    WHERE consumer_group = %(group)s AND topic = named.topic
+    ORDER BY partition
+    LIMIT 1
+) AS known;
+
+-- name: insert_positions
+-- Of topics that have no row yet. The server draws the tokens: random, and so unique across failovers (I5).
+INSERT INTO seekpoint.partition_offset
+    (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
+SELECT %(group)s, new.topic, new.partition, new.topic_id, new.start, new.start, gen_random_uuid(), 0
+FROM unnest((SELECT %(new_topic)s::text[]), (SELECT %(new_partition)s::integer[]),
+            (SELECT %(new_topic_id)s::uuid[]), (SELECT %(new_start)s::bigint[]))
+     AS new (topic, partition, topic_id, start)
+ORDER BY new.topic, new.partition;
+
+-- name: claim
+-- Inserts or updates, in the order of locks, and answers the committed position even where it had to wait for the
+-- transaction that moved it (I3). A row that is missing beside others is an added partition: from its beginning. A row
+-- of another topic id is left alone and not answered. A stop ends: the next read finds its cause again, if there still
+-- is one. The previous owner is this process, or has released the partition: then an attempt that has not ended was
+-- cancelled, and is not counted. Any other owner has crashed in it, or must be treated so.
+INSERT INTO seekpoint.partition_offset AS o
+    (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch, owner, claimed_at)
+SELECT %(group)s, wanted.topic, wanted.partition, wanted.topic_id, 0, 0, gen_random_uuid(), 1, %(owner)s::uuid,
+       clock_timestamp()
+FROM unnest((SELECT %(wanted_topic)s::text[]), (SELECT %(wanted_partition)s::integer[]),
+            (SELECT %(wanted_topic_id)s::uuid[])) AS wanted (topic, partition, topic_id)
+ORDER BY wanted.topic, wanted.partition
+ON CONFLICT (consumer_group, topic, partition) DO UPDATE
+SET token = excluded.token,
+    epoch = o.epoch + 1,
+    owner = excluded.owner,
+    claimed_at = excluded.claimed_at,
+    unreleased_claims = o.unreleased_claims
+        + CASE WHEN o.owner IS NULL OR o.owner = excluded.owner THEN 0 ELSE 1 END,
+    attempts = o.attempts
+        - CASE WHEN o.attempt_running AND (o.owner IS NULL OR o.owner = excluded.owner) THEN 1 ELSE 0 END,
+    attempt_crashes = o.attempt_crashes + CASE WHEN o.attempt_running AND o.owner <> excluded.owner THEN 1 ELSE 0 END,
+    attempt_error = CASE WHEN o.attempt_running AND o.owner <> excluded.owner THEN NULL ELSE o.attempt_error END,
+    attempt_running = false,
+    suspect_part_end = CASE WHEN o.suspect_running AND (o.owner IS NULL OR o.owner = excluded.owner) THEN NULL
+                            ELSE o.suspect_part_end END,
+    suspect_running = false,
+    stop_kind = NULL,
+    stop_offset = NULL,
+    stop_message = NULL,
+    stop_choices = NULL,
+    stopped_at = NULL
+WHERE o.topic_id = excluded.topic_id
+RETURNING o.topic, o.partition, o.token, o.epoch, o.next_offset, o.leader_epoch, o.unreleased_claims,
+          CASE WHEN o.suspect_end > o.next_offset THEN o.suspect_end END AS suspect_end,
+          CASE WHEN o.suspect_part_end > o.next_offset THEN o.suspect_part_end END AS suspect_part_end,
+          -- At or past the position: compaction may have taken the records between the two.
+          CASE WHEN o.attempts > 0 AND o.attempt_offset >= o.next_offset THEN o.attempt_offset END AS attempt_offset,
+          o.attempts,
+          o.attempt_error,
+          CASE WHEN o.retry_at IS NOT NULL -- greatest() would overlook the NULL
+               THEN greatest(extract(epoch FROM o.retry_at - clock_timestamp())::double precision, 0) END AS wait,
+          o.attempts_allowed,
+          o.attempt_policy,
+          o.attempt_crashes;
+
+-- name: stop
+-- A stop, and what can be decided. The claim or reset that the worker stopped under must be the row's (I2): another one
+-- has ended the stop. One statement for each row: arrays of choices differ in length. A log that has grown since was
+-- truncated all the same: where the new end is NULL, the earlier one stays.
+UPDATE seekpoint.partition_offset
+SET stop_kind = %(kind)s,
+    stop_offset = %(offset)s,
+    stop_message = %(message)s,
+    stop_choices = %(choices)s::text[],
+    stopped_at = CASE WHEN stop_kind = %(kind)s AND stop_offset = %(offset)s THEN stopped_at
+                      ELSE clock_timestamp() END,
+    stop_log_end = least(%(log_end)s::bigint, stop_log_end)
+WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s AND token = %(token)s;
+
+-- name: positions
+-- The limit keeps it a lookup for each row.
+SELECT o.*
+FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
+CROSS JOIN LATERAL (
+    SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
+           claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+           attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
+           suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
+    FROM seekpoint.partition_offset
+    WHERE consumer_group = %(group)s AND topic = asked.topic AND partition = asked.partition
+    LIMIT 1
+) AS o;
+
+-- name: settled_positions
+-- Under the row's lock: waits for a transaction in flight.
+SELECT o.*
+FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
+CROSS JOIN LATERAL (
+    SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
+           claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+           attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
+           suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
+    FROM seekpoint.partition_offset
+    WHERE consumer_group = %(group)s AND topic = asked.topic AND partition = asked.partition
+    FOR SHARE
+) AS o;
+
+-- name: release
+-- Ours by its token; or by its owner, where a reset drew another token and kept the owner (I5). An owner is drawn for
+-- one process: whatever another one has claimed since matches neither (I2). The successor claims the same rows at the
+-- same time: they are locked in order first. An attempt that has not ended was given up: its record did not kill us.
+WITH released AS MATERIALIZED (
+    SELECT %(group)s::text AS consumer_group, given.*
+    FROM unnest((SELECT %(released_topic)s::text[]), (SELECT %(released_partition)s::integer[]),
+                (SELECT %(released_token)s::uuid[])) AS given (topic, partition, token)
+    CROSS JOIN LATERAL (
+        SELECT 1
+        FROM seekpoint.partition_offset
+        WHERE consumer_group = %(group)s AND topic = given.topic AND partition = given.partition
+          AND (token = given.token OR owner = %(owner)s::uuid)
+        FOR NO KEY UPDATE
+    ) AS locked
+)
+UPDATE seekpoint.partition_offset AS o
+SET owner = NULL,
+    attempts = o.attempts - CASE WHEN o.attempt_running THEN 1 ELSE 0 END,
+    attempt_running = false,
+    suspect_part_end = CASE WHEN NOT o.suspect_running THEN o.suspect_part_end END,
+    suspect_running = false
+FROM released
+WHERE o.consumer_group = released.consumer_group AND o.topic = released.topic AND o.partition = released.partition
+  AND (o.token = released.token OR o.owner = %(owner)s::uuid);

@@ -1,1 +1,0 @@
-SELECT CAST(pg_current_xact_id() AS TEXT) AS transaction, set_config('TimeZone', %(TimeZone)s::VARCHAR, true) AS "TimeZone", set_config('lock_timeout', %(lock_timeout)s::VARCHAR, true) AS lock_timeout, set_config('idle_in_transaction_session_timeout', %(idle_in_transaction_session_timeout)s::VARCHAR, true) AS idle_in_transaction_session_timeout;

@@ -1,1 +1,0 @@
-SELECT set_config('synchronous_commit', 'on', true) AS set_config_1, set_config('lock_timeout', %(lock_timeout)s::VARCHAR, true) AS set_config_2, set_config('application_name', %(application_name)s::VARCHAR, true) AS set_config_3, set_config('TimeZone', 'UTC', true) AS set_config_4;

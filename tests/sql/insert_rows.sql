@@ -1,2 +1,0 @@
-INSERT INTO seekpoint.partition_offset (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch) SELECT %(group)s::VARCHAR AS anon_1, "new".topic, "new".partition, "new".topic_id, "new".start, "new".start AS start__1, gen_random_uuid() AS gen_random_uuid_1, 0
-FROM unnest((SELECT %(new_topic)s::TEXT[] AS anon_2), (SELECT %(new_partition)s::INTEGER[] AS anon_3), (SELECT %(new_topic_id)s::UUID[] AS anon_4), (SELECT %(new_start)s::BIGINT[] AS anon_5)) AS "new"(topic, partition, topic_id, start) ORDER BY "new".topic, "new".partition;

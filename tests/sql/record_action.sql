@@ -1,1 +1,0 @@
-INSERT INTO seekpoint.admin_action (consumer_group, action, topic, partition, from_offset, to_offset, actor, reason) VALUES (%(group)s::VARCHAR, %(action)s::VARCHAR, %(topic)s::VARCHAR, %(partition)s::INTEGER, %(from_offset)s::BIGINT, %(to_offset)s::BIGINT, %(actor)s::VARCHAR, %(reason)s::VARCHAR) RETURNING seekpoint.admin_action.id;

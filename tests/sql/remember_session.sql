@@ -1,1 +1,0 @@
-SELECT current_setting(%(param_1)s::VARCHAR) AS "TimeZone", current_setting(%(param_2)s::VARCHAR) AS lock_timeout;

@@ -139,20 +139,18 @@ STATEMENTS: dict[str, tuple[When, str]] = {
 def test_the_connection_is_cut_at_each_statement(scene: Scene, proxy: PostgresProxy, statement: str, how: str) -> None:
     """I1: whatever the last statement was that arrived, rows and offset are there together or not at all."""
     records = 10 if how == "few rows" else 100
-    name, stored = scene.log(records)
-    gate = Gate(events.BatchOpened)
+    name, stored = scene.log(1)
+    gate = Gate(events.Committed)
     pipeline = scene.pipeline(name, **({"handle": scene.book.enter} if how == "handler" else {}))
     run = scene.worker(pipeline, engine=proxy.dsn, observe=[gate])
-    gate.wait()
-    scene.wait(
-        lambda: bool(scene.sql("SELECT owner FROM {schema}.worker"))
-    )  # its status is written: the next is the batch's
+    gate.wait()  # its session has moved an offset: the status has another session
+    stored += scene.produce(name, records)
     when, text = STATEMENTS[statement]
-    proxy.arm(when, text)
+    proxy.arm(when, text, session=MOVES)
     gate.open()
     assert proxy.fired.wait(20), f"no statement with {text!r} came: the cut was not made"
     run.seen.wait_for((events.DatabaseTrouble, events.CommitUnknown))
-    run.finish(name, records)
+    run.finish(name, 1 + records)
     assert proxy.counts[when] == 1
     scene.book.assert_holds(name, stored)
-    assert scene.positions() == {Partition(name, 0): records}
+    assert scene.positions() == {Partition(name, 0): 1 + records}

@@ -93,7 +93,7 @@ def test_a_worker_killed_at_each_step(scene: Scene, step: str) -> None:
 def test_the_connection_is_cut_at_each_statement(scene: Scene, proxy: PostgresProxy, statement: str) -> None:
     """I1: whichever statement was the last to arrive."""
     small = Small(scene, events.BatchOpened, engine=proxy.dsn)
-    proxy.arm("at_statement", statement)
+    proxy.arm("at_statement", statement, session=MOVES)  # the worker's: its status has another one
     small.gate.open()
     assert proxy.fired.wait(20), f"no statement with {statement!r} came: the cut was not made"
     small.run.seen.wait_for((events.DatabaseTrouble, events.CommitUnknown), since=small.mark)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
@@ -25,9 +25,12 @@ class _Fault:
     when: When
     text: str | None
     skip: int
+    session: str | None
 
-    def meets(self, sql: str, commit: bool, transaction: Sequence[str]) -> bool:
-        texts = [sql] if self.when == "at_statement" else transaction if commit else []
+    def meets(self, sql: str, commit: bool, link: PostgresLink) -> bool:
+        if self.session is not None and not any(self.session in text for text in link.texts):
+            return False
+        texts = [sql] if self.when == "at_statement" else link.transaction if commit else []
         wanted = any(self.text is None or self.text in each for each in texts)
         if wanted and self.skip:
             self.skip -= 1
@@ -78,7 +81,7 @@ class PostgresProxy(Proxy):
         through = self._url.difference_update_query(["host", "port"]).set(host=HOST, port=self.port)
         return through.render_as_string(hide_password=False)
 
-    def arm(self, when: When, text: str | None = None, *, skip: int = 0) -> None:
+    def arm(self, when: When, text: str | None = None, *, skip: int = 0, session: str | None = None) -> None:
         """Break the next matching statement, replacing what was armed before; ``fired`` is cleared.
 
         - ``before_commit``: the COMMIT is not forwarded and both sides are cut. It has not taken effect; the
@@ -92,14 +95,14 @@ class PostgresProxy(Proxy):
           statement, so that a test can try every ``skip``). The transaction is rolled back.
 
         Of the first three, ``text`` means: the COMMIT of a transaction that had a statement with this text.
-        ``skip`` lets that many matches pass first.
+        ``skip`` lets that many matches pass first. ``session``: only in a session that had a statement with this text.
 
         What psycopg raises is the same in all four cases, out of ``commit()`` or ``execute()``:
         ``psycopg.OperationalError`` with ``sqlstate`` None ("server closed the connection unexpectedly"), and
         ``connection.broken`` is true. So a COMMIT that took effect looks like one that did not.
         SQLAlchemy wraps it as ``sqlalchemy.exc.OperationalError`` with ``connection_invalidated`` true.
         """
-        self._call(self._arm, _Fault(when, text, skip))
+        self._call(self._arm, _Fault(when, text, skip, session))
 
     def deliver(self, timeout: float = 10.0) -> str:
         """Send the oldest COMMIT held back by ``after_commit_delayed`` and give the server's answer.
@@ -117,7 +120,7 @@ class PostgresProxy(Proxy):
         self.counts["statement"] += 1
         self.counts["commit"] += commit
         fault = self._armed
-        if fault is None or not fault.meets(sql, commit, link.transaction):
+        if fault is None or not fault.meets(sql, commit, link):
             return False
         self._armed = None
         if fault.when == "after_commit":
@@ -191,6 +194,7 @@ class PostgresLink(Link):
         self._answered: Callable[[str], bool] | None = None
         self.held: bytes | None = None
         self.transaction: list[str] = []  # its statements so far
+        self.texts: set[str] = set()  # the session's statements so far
 
     def from_client(self, data: bytes) -> None:
         if self._greeting is not None:
@@ -207,6 +211,7 @@ class PostgresLink(Link):
                 if sql.startswith("BEGIN"):
                     self.transaction.clear()
                 self.transaction.append(sql)
+                self.texts.add(sql)
             if sql is None or not self._postgres.meet(self, sql, piece):
                 self.send_server(piece.raw)
             if self.dropped or self.held is not None:

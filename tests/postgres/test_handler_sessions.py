@@ -8,11 +8,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import URL, Connection, Engine, event, text
+from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, event, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Batch, Poison
 from seekpoint.postgres.session import CommitRefused, Session
+from seekpoint.postgres.session_state import is_configured_by_code
 from support.fixtures import NewEngine
 from support.round_trips import trips
 from support.service import Service, driver
@@ -399,6 +400,20 @@ def test_what_a_connection_was_made_with_is_there_in_each_batch(  # noqa: PLR091
     assert found == [value] * 3
     assert len(set(service.backends)) == connections
     assert service.changed() == []
+
+
+class OwnPool(QueuePool):
+    """A pool that makes itself again in its own way, so that nothing is known of its creator."""
+
+    def recreate(self) -> QueuePool:
+        return self
+
+
+def test_who_made_a_connection_is_known_or_taken_for_the_hosts_code(seekpoint_dsn: str, new_engine: NewEngine) -> None:
+    assert not is_configured_by_code(new_engine(seekpoint_dsn))
+    assert not is_configured_by_code(new_engine(seekpoint_dsn, poolclass=NullPool))
+    assert is_configured_by_code(new_engine(seekpoint_dsn, creator=psycopg.connect))
+    assert is_configured_by_code(new_engine(seekpoint_dsn, poolclass=OwnPool))
 
 
 def test_commit_and_the_question_are_one_round_trip(service: Service) -> None:

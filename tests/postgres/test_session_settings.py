@@ -9,6 +9,7 @@ from sqlalchemy import StaticPool, make_url
 
 from seekpoint import Json, Ledger, Pipeline, Worker, schema
 from seekpoint.errors import ConfigError
+from seekpoint.postgres.engine import first_connection, postgres_engine
 from seekpoint.sinks import Append
 from support.fixtures import NewEngine
 
@@ -74,13 +75,12 @@ def test_what_is_refused_to_seekpoint_is_the_applications_own_business(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"isolation_level": "SERIALIZABLE"}, "isolation level is SERIALIZABLE, and a worker's .* READ COMMITTED"),
         ({"execution_options": {"isolation_level": "REPEATABLE READ"}}, "isolation level is REPEATABLE READ"),
         ({"poolclass": StaticPool}, "has a StaticPool, whose one connection"),
         ({"execution_options": {"schema_translate_map": {None: "tenant"}}}, "writes t, .* has tenant.t for it"),
         ({"execution_options": {"schema_translate_map": {"own": "tenant"}}}, "writes own.t, .* has tenant.t for it"),
     ],
-    ids=["serializable", "repeatable read", "static", "no schema", "schema"],
+    ids=["repeatable read", "static", "no schema", "schema"],
 )
 def test_an_engine_whose_declaration_a_worker_would_not_keep_is_refused(
     seekpoint_dsn: str, group: str, new_engine: NewEngine, options: Any, said: str
@@ -93,6 +93,18 @@ def test_an_engine_whose_declaration_a_worker_would_not_keep_is_refused(
     plain = {"isolation_level": "READ COMMITTED", "schema_translate_map": {}}
     if "poolclass" not in options:
         Worker(pipeline, engine=engine.execution_options(**plain), kafka={"bootstrap.servers": "127.0.0.1:1"})
+
+
+def test_a_worker_is_refused_where_its_connections_have_another_isolation_level(
+    seekpoint_dsn: str, seekpoint_schema: str, group: str, new_engine: NewEngine
+) -> None:
+    pipeline = Pipeline(group, topics="t", value=Json(), sinks=[Append("t", columns=["id"])])
+    engine = new_engine(seekpoint_dsn, isolation_level="SERIALIZABLE")
+    worker = Worker(pipeline, engine=engine, kafka={"bootstrap.servers": "127.0.0.1:1"}, schema=seekpoint_schema)
+    with pytest.raises(ConfigError, match=r"isolation level is SERIALIZABLE, and a worker's .* READ COMMITTED"):
+        worker.run()
+    with first_connection(postgres_engine(engine.execution_options(isolation_level="READ COMMITTED"))) as connection:
+        assert connection.get_isolation_level() == "READ COMMITTED"
 
 
 def test_iso_dates_of_any_order(seekpoint_dsn: str, seekpoint_schema: str, group: str, new_engine: NewEngine) -> None:

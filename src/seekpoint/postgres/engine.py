@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import QueuePool, StaticPool
+from sqlalchemy.pool import StaticPool
 
 from seekpoint.errors import ConfigError
 from seekpoint.postgres import pooler
@@ -26,6 +26,10 @@ _KEEPALIVES: dict[str, Any] = {
 # Encodings that no server stores: their characters may have bytes of ASCII.
 # Source: https://www.postgresql.org/docs/current/multibyte.html, "Server?" No.
 _CLIENT_ONLY = frozenset({"BIG5", "GB18030", "GBK", "JOHAB", "SHIFT_JIS_2004", "SJIS", "UHC"})
+_AUTOCOMMIT = (
+    "the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without isolation_level "
+    "and autocommit"
+)
 _CHECKED = "seekpoint_checked"  # an execution option of our engines: their sessions are checked
 
 
@@ -54,17 +58,16 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             "the engine has a StaticPool, whose one connection a worker would share with the application: make it "
             "without poolclass="
         )
-    if "AUTOCOMMIT" in {_level_of_options(engine), _level_of_connections(engine)}:
-        raise ConfigError(
-            "the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without "
-            "isolation_level"
-        )
-    return check_connections(engine)
+    if _level_of_options(engine) == "AUTOCOMMIT":
+        raise ConfigError(_AUTOCOMMIT)
+    checked = check_connections(engine)
+    event.listen(checked, "engine_connect", _refuse_autocommit)  # create_engine(isolation_level=) shows it there alone
+    return checked
 
 
 @contextmanager
 def first_connection(engine: Engine) -> Iterator[Connection]:
-    """A connection. Raises ConfigError where SQLAlchemy could not read its rows."""
+    """A worker's first connection. Raises ConfigError for rows that SQLAlchemy cannot read, or an isolation level."""
     try:
         connection = engine.connect()
     except AssertionError as error:  # it has read the server's version by its place in a row
@@ -73,24 +76,26 @@ def first_connection(engine: Engine) -> Iterator[Connection]:
             "make the engine without row_factory= in connect_args"
         ) from error
     with connection:
+        driver = connection.connection.driver_connection
+        level = driver.isolation_level if isinstance(driver, psycopg.Connection) else None
+        if level is not None:  # by create_engine(isolation_level=), or a listener
+            _refuse_level(level.name.replace("_", " "))
         yield connection
 
 
 @contextmanager
 def apart(engine: Engine) -> Iterator[Engine]:
-    """An engine with the same settings and events, on one connection: opened when used, closed at the block's end.
+    """An engine with the same settings and events, on connections of its own, which are closed at the block's end.
 
     For threads that must take no connection of the pool which others need.
     """
-    pool, options = engine.pool, engine.get_execution_options()
-    creator = pool._creator  # noqa: SLF001 -- as pool.recreate()
-    own = QueuePool(creator, pool_size=1, max_overflow=0, dialect=engine.dialect, _dispatch=pool.dispatch)
-    made = Engine(own, engine.dialect, engine.url, execution_options=options)
-    made.dispatch = made.dispatch._join(engine.dispatch)  # noqa: SLF001 -- as Engine.execution_options()
+    pool = engine.pool.recreate()
+    made = engine.execution_options()  # an engine of its own, with the events of the given one
+    made.raw_connection = pool.connect  # type: ignore[method-assign]  # where SQLAlchemy takes a connection from
     try:
         yield made
     finally:
-        own.dispose()
+        pool.dispose()
 
 
 def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:
@@ -130,7 +135,11 @@ def _refuse(url: URL) -> Engine:
 
 def require_read_committed(engine: Engine | URL | str) -> None:
     """Raise ConfigError for an engine whose isolation level a worker's transactions would not have."""
-    level = (_level_of_options(engine) or _level_of_connections(engine)) if isinstance(engine, Engine) else ""
+    if isinstance(engine, Engine):
+        _refuse_level(_level_of_options(engine))
+
+
+def _refuse_level(level: str) -> None:
     if level in {"SERIALIZABLE", "REPEATABLE READ"}:
         raise ConfigError(
             f"the engine's isolation level is {level}, and a worker's transactions are READ COMMITTED: if the handler "
@@ -140,11 +149,6 @@ def require_read_committed(engine: Engine | URL | str) -> None:
 
 def _level_of_options(engine: Engine) -> str:
     return str(engine.get_execution_options().get("isolation_level") or "").upper().replace("_", " ")
-
-
-def _level_of_connections(engine: Engine) -> str:
-    """The level of ``create_engine(isolation_level=...)``."""
-    return str(engine.dialect._on_connect_isolation_level or "").upper().replace("_", " ")  # noqa: SLF001 -- has no public name
 
 
 def check_connections(engine: Engine) -> Engine:
@@ -165,15 +169,25 @@ def _check_session(connection: Connection) -> None:
     problem = _unreadable(driver) if isinstance(driver, psycopg.Connection) else None
     if problem is not None:
         connection.close()
-        raise ConfigError(f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET")
+        raise ConfigError(_unusable(problem))
     pooler.detect(connection)
+
+
+def _refuse_autocommit(connection: Connection) -> None:
+    if getattr(connection.connection.driver_connection, "autocommit", False):
+        connection.close()
+        raise ConfigError(_AUTOCOMMIT)
 
 
 def require_readable(driver: object, _record: object) -> None:
     """Raise ConfigError for a new connection that cannot be used; a listener for engines that Seekpoint makes."""
     problem = _unreadable(driver) if isinstance(driver, psycopg.Connection) else None
     if problem is not None:
-        raise ConfigError(f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET")
+        raise ConfigError(_unusable(problem))
+
+
+def _unusable(problem: str) -> str:
+    return f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET"
 
 
 def _unreadable(driver: psycopg.Connection[Any]) -> str | None:

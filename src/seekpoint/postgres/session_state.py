@@ -11,13 +11,14 @@ application has set on the new connection would end with it, too: then the conne
 from __future__ import annotations
 
 import json
+from copy import copy
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.errors import InFailedSqlTransaction
 from psycopg.pq.abc import PGresult
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Pool
 
 from seekpoint.postgres.round_trip import Statement, StatementFailed, round_trip
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
@@ -54,10 +55,25 @@ def is_configured_by_code(engine: Engine) -> bool:
     What the URL and ``connect_args`` set is the connection's default, and listeners of ``begin`` run at each BEGIN.
     """
     pool, dialect = engine.pool, engine.dialect
-    codes: list[Any] = [*pool.dispatch.connect, *pool.dispatch.checkout, *dialect.dispatch.do_connect]
-    codes.append(pool._creator)  # noqa: SLF001 -- has no public name
+    codes: list[Any] = [*pool.dispatch.connect, *pool.dispatch.checkout, *dialect.dispatch.do_connect, _creator(pool)]
     modules = {str(getattr(code, "__module__", None)).partition(".")[0] for code in codes}
     return not modules <= {"sqlalchemy", "seekpoint"} or getattr(dialect, "client_encoding", None) is not None
+
+
+def _creator(pool: Pool) -> Any:
+    """What opens the pool's connections: the first argument of the pool that it would make of itself.
+
+    SQLAlchemy has no other public name for it. None where the pool's class makes itself again in a way of its own.
+    """
+    creators: list[Any] = []
+
+    def note(_pool: Pool, creator: Any, *_: Any, **_settings: Any) -> None:
+        creators.append(creator)
+
+    twin = copy(pool)
+    twin.__class__ = type(type(pool).__name__, (type(pool),), {"__init__": note})
+    twin.recreate()
+    return creators[0] if creators else None
 
 
 class SessionState:

@@ -430,20 +430,54 @@ def exchanging(shop: Shop, version: int) -> Any:
 @pytest.mark.repeats("deferrable")
 @pytest.mark.parametrize("deferrable", [False, True])
 def test_rows_that_exchange_a_unique_value(shop: Shop, deferrable: bool) -> None:
-    """A constraint that can be deferred is; else the run stays open, and names what can publish it."""
+    """Also one that was written since the comparison; columns of others and rows that refer to these stay."""
     how = " DEFERRABLE" if deferrable else ""
     shop.execute(f"ALTER TABLE {{schema}}.orders ADD CONSTRAINT one_at UNIQUE (at){how}")
     shop.produce(shop.topic, RECORDS, partition=0)
     shop.apply(exchanging(shop, 1), len(RECORDS))
+    shop.execute(
+        "UPDATE {schema}.orders SET note = 'note of ' || id; "
+        "CREATE TABLE {schema}.parcels (of_order bigint REFERENCES {schema}.orders); "
+        "INSERT INTO {schema}.parcels SELECT id FROM {schema}.orders"
+    )
     reload, driver = started(shop.reload([exchanging(shop, 2)]))
-    if not deferrable:
-        with pytest.raises(CutOverRefused, match=r"one_at .*strategy 'swap' can .*DEFERRABLE"):
-            reload.run(driver)
-        assert reload.runs.get(driver.run.id).is_open
-        reload.runs.abort(driver.run.id, "by swap")
-        driver = reload.open(strategy="swap")
-    reload.run(driver)
+    with diffed(reload, driver=driver) as (_, _, passes):
+        shop.execute("UPDATE {schema}.orders SET amount = 7 WHERE id IN (3, 5)")
+        reload.cut_over(driver, passes)
     assert shop.rows() == [(n, 1, 39 - n) for n in range(40)]
+    assert shop.execute("SELECT count(*) FROM {schema}.orders WHERE note <> 'note of ' || id") == [(0,)]
+    assert shop.execute("SELECT count(*) FROM {schema}.parcels") == [(40,)]
+
+
+DELETED = "CREATE TRIGGER seen AFTER DELETE ON {schema}.orders FOR EACH ROW EXECUTE FUNCTION {schema}.seen()"
+FOLLOWED = "CREATE TABLE {schema}.parcels (of_order bigint REFERENCES {schema}.orders ON DELETE %s)"
+
+
+@pytest.mark.repeats("ddl")
+@pytest.mark.parametrize(
+    ("ddl", "said"),
+    [
+        (DELETED, "it has trigger seen"),
+        (FOLLOWED % "CASCADE", r"refers to it by parcels_of_order_fkey \(ON DELETE CASCADE\)"),
+        (FOLLOWED % "RESTRICT", "that was refused: .*parcels"),
+    ],
+    ids=["trigger", "cascade", "restrict"],
+)
+def test_rows_that_exchange_a_unique_value_are_not_deleted_for_others(shop: Shop, ddl: str, said: str) -> None:
+    """The run stays open, and names what can publish it."""
+    shop.execute(
+        "ALTER TABLE {schema}.orders ADD CONSTRAINT one_at UNIQUE (at); "
+        "CREATE FUNCTION {schema}.seen() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; " + ddl
+    )
+    shop.produce(shop.topic, RECORDS, partition=0)
+    shop.apply(exchanging(shop, 1), len(RECORDS))
+    if ddl != DELETED:
+        shop.execute("INSERT INTO {schema}.parcels SELECT id FROM {schema}.orders")
+    reload, driver = started(shop.reload([exchanging(shop, 2)]))
+    with pytest.raises(CutOverRefused, match=rf"values of one_at \(.*{said}.* 'swap' can .*DEFERRABLE"):
+        reload.run(driver)
+    assert reload.runs.get(driver.run.id).is_open
+    assert shop.rows() == [(n, 1, n) for n in range(40)]
 
 
 # -- killed --------------------------------------------------------------------------------------------------------

@@ -67,15 +67,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-_SPARK = ("tests/jobs/spark/", "tests/acceptance/test_demo_reload.py")
+_TOGETHER = {
+    "tests/jobs/spark/": "spark",
+    "tests/acceptance/test_demo_reload.py": "spark",
+    "tests/kafka/test_forgotten_brokers.py": "forgotten brokers",
+}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under ``--dist loadgroup`` one worker runs all tests of ``tests/jobs/spark``: they share a Spark session.
 
-    And the demo with Spark: it has several JVMs, as a test of a cluster has, and takes 84 s beside one of these. Next
-    to two more such tests, on two cores, both took over four minutes.
+    It also runs the demo with Spark, which has several JVMs, as a test of a cluster has, and takes 84 s beside one of
+    these. Next to two more such tests, on two cores, both took over four minutes. The tests of
+    ``test_forgotten_brokers.py`` share a broker behind a proxy: its start is most of what they compute.
 
     Marks of the kind ``xdist_group`` would say the same, but xdist 3.8 writes them where pytest 9 no longer looks.
     """
@@ -83,7 +88,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadGroupScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if nodeid.startswith(_SPARK) else nodeid
+            return next((name for start, name in _TOGETHER.items() if nodeid.startswith(start)), nodeid)
 
     return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
 

@@ -4,8 +4,7 @@
 
     SeekpointError
     ├── ConfigError             the declaration or the configuration contradicts itself
-    │   ├── HandlerMisuse       a handler committed, closed or broke the transaction it was lent
-    │   └── WroteLiveTable      a handler that a reload ran wrote a live table instead of its copy
+    │   └── HandlerMisuse       a handler committed, closed or broke the transaction it was lent
     ├── SchemaMismatch          the ledger's tables are missing, older or newer than this library
     ├── Fenced                  the claim or the position is not the expected one: nothing was written
     ├── HandlerOutdated         the group is at a newer handler version
@@ -90,17 +89,6 @@ def install(extra: str) -> str:
 
 class HandlerMisuse(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
     """A handler ended, closed or broke the transaction it was lent, or returned work undone; nothing of it was kept."""
-
-
-class WroteLiveTable(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
-    """A handler that rebuilds tables touched a live one; nothing of it was written, and the run has ended.
-
-    ``table`` is the live table, ``group`` whose handler it was; the message has the remedy.
-    """
-
-    def __init__(self, group: str, table: str, message: str) -> None:
-        super().__init__(message)
-        self.group, self.table = group, table
 
 
 class SchemaMismatch(SeekpointError):  # noqa: N818

@@ -25,7 +25,6 @@ from seekpoint.sinks.upsert.strategy import WriteStrategy
 from support.batch_process import batch
 from support.before_cutover import settled
 from support.events import Run
-from support.handler_reload import TABLES, Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of
 from support.sink_tables import Ground
 from support.transaction_pooler import POOL_SIZE, POOLERS, in_each_session, pgbouncer
@@ -258,17 +257,6 @@ def test_reloads(shop: Shop, strategy: str) -> None:
     reload.run(reload.open(strategy=strategy))
     assert shop.rows() == doubled(FIRST)
     assert shop.schemas() == []
-
-
-@pytest.mark.long("another strategy through a pooler")
-def test_a_reload_of_a_handler(shop: Shop) -> None:
-    with shop.engine.begin() as tx:
-        tx.execute(text(TABLES.format(schema=shop.schema)))
-    books, records = Books(shop, shop.engine), [of(n % 7, n) for n in range(60)]
-    books.applied(records, lambda version: by_core(shop.schema, version))
-    reload = books.reload(by_core(shop.schema, 2), range_records=20)
-    reload.run(reload.open())
-    assert books.rows() == booked(records, by=2)
 
 
 def test_verify_and_batches(shop: Shop) -> None:

@@ -12,7 +12,7 @@ import pytest
 from seekpoint import Pipeline, Worker
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.tables.targets import sources
-from seekpoint.worker.import_by_name import load, load_function, load_pipeline
+from seekpoint.worker.import_by_name import load, load_pipeline
 
 MODULE = """\
 from seekpoint import Append, Bytes, Pipeline, Worker
@@ -68,16 +68,6 @@ def test_a_worker_says_what_it_was_made_of(module: str) -> None:
     assert (worker.engine.url.database, worker.schema) == ("none", "mine")
     assert worker.kafka == {"bootstrap.servers": "localhost:9"}
     assert worker.limits.batch_records > 0
-
-
-def test_a_function_is_loaded_by_its_name(module: str) -> None:
-    assert load_function(f"{module}:make", from_here=True).__name__ == "make"
-    with pytest.raises(ConfigError, match="is of type Pipeline; expected a function"):
-        load_function(f"{module}:pipe", from_here=True)
-    with pytest.raises(ConfigError, match="is the class Things; expected a function"):
-        load_function(f"{module}:Things", from_here=True)
-    with pytest.raises(ConfigError, match="'make' is not module:function"):
-        load_function("make")
 
 
 @pytest.mark.parametrize(

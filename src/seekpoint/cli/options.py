@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import check_connections, postgres_engine, read_url, require_readable
 from seekpoint.records import Partition
-from seekpoint.worker.import_by_name import load, load_function
+from seekpoint.worker.import_by_name import load
 from seekpoint.worker.worker import Worker
 
 _DATABASE_URL = typer.Option(envvar="SEEKPOINT_DATABASE_URL", help="postgresql://user:password@host:5432/database")
@@ -222,16 +222,6 @@ def job_of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
     return Job(names, one.engine, dict(one.kafka), one.schema, one.limits)
 
 
-def frames_of(given: Sequence[str] | None) -> dict[str, Callable[..., Any]]:
-    """``TABLE=MODULE:FUNCTION`` as tables and functions. Raises ConfigError."""
-    found = {}
-    for one in given or ():
-        usage = f"--frame takes TABLE=MODULE:FUNCTION, e.g. public.totals=billing.frames:totals, not {one!r}"
-        name, function = key_value(one, usage)
-        found[name] = load_function(function, from_here=True)
-    return found
-
-
 def refuse_extras(context: typer.Context, target: str) -> None:
     """A Worker brings its own database and brokers: saying otherwise on the command line is a contradiction."""
     required = {parameter.name for parameter in context.command.params if parameter.required}
@@ -408,11 +398,3 @@ class ReadOptions(StagingOptions):
     processes: Annotated[
         int, typer.Option(help="Read the log in so many processes of this machine. Default: in this one.", min=0)
     ] = 0
-    frame: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--frame",
-            metavar="TABLE=MODULE:FUNCTION",
-            help="Compute what a handler writes to this table by Spark, from a DataFrame; repeat it. Needs --spark.",
-        ),
-    ] = None

@@ -29,7 +29,6 @@ from seekpoint.cli.options import (
     Targets,
     ago,
     command,
-    frames_of,
 )
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown
@@ -224,14 +223,11 @@ def reload_of(
     """A reload of a job's pipelines, whose log is read here or in Spark's tasks."""
     more: dict[str, Any] = {"limits": of.limits, "progress": progress, "processes": read.processes, **options}
     more |= read.sizes()
-    more["frames"] = frames_of(read.frame)
     with ExitStack() as stack:
         if archive is not None:
             from seekpoint.jobs.export import Archive  # noqa: PLC0415 -- pyarrow, an extra
 
             more["archive"] = Archive(archive, of.engine, schema=of.schema)
-        if read.frame and read.spark is None:
-            raise ConfigError("--frame is computed by Spark: give --spark, too")
         more |= spark_session.stager(stack, of, read, progress.say)
         yield Reload(of.names, of.engine, of.kafka, schema=of.schema, **more)
 

@@ -5,6 +5,5 @@ fence is always real SQL.
 """
 
 from seekpoint.testing.kit import Processed, batch, process, raw, record
-from seekpoint.testing.reload_agreement import assert_reload_agrees
 
-__all__ = ["Processed", "assert_reload_agrees", "batch", "process", "raw", "record"]
+__all__ = ["Processed", "batch", "process", "raw", "record"]

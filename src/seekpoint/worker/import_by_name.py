@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -48,14 +48,6 @@ def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
     """Import a Pipeline, or a Worker's, for callers that have a database and brokers from elsewhere."""
     made = load(target, from_here=from_here)
     return made.pipeline if isinstance(made, Worker) else made
-
-
-def load_function(target: str, *, from_here: bool = False) -> Callable[..., Any]:
-    """The function that ``module:name`` is. Raises ConfigError where it is none."""
-    found = _find(target, "module:function, e.g. billing.frames:totals", from_here=from_here)
-    if not callable(found) or inspect.isclass(found):
-        raise ConfigError(f"{target} is {_kind(found)}; expected a function")
-    return found  # type: ignore[no-any-return]
 
 
 def _find(target: str, expected: str, *, from_here: bool) -> Any:

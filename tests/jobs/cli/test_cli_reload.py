@@ -355,13 +355,9 @@ def test_spark_reads_the_log_and_no_password_comes_out(terminal: Terminal, shop:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--frame", "public.totals"], "--frame takes TABLE=MODULE:FUNCTION, e.g. public.totals=billing.frames:totals"),
-        (["--frame", "t={module}:old"], "is of type Pipeline; expected a function"),
-        (["--frame", "t={module}:pipeline"], "--frame is computed by Spark: give --spark, too"),
         (["--spark", "local[1]", "--spark-conf", "a"], "--spark-conf takes key=value"),
         (["--spark", "lokal[2]"], "--spark 'lokal[2]' names no master: local, local[4], local[*]"),
     ],
 )
 def test_options_of_spark_that_are_wrong(terminal: Terminal, options: list[str], said: str) -> None:
-    given = [option.format(module=terminal.module) for option in options]
-    assert said in terminal.job("reload", "run", *given, exits=2).stderr
+    assert said in terminal.job("reload", "run", *options, exits=2).stderr

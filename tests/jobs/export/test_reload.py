@@ -14,7 +14,6 @@ from seekpoint import Text
 from seekpoint.errors import ArchiveDamaged, ReloadRefused
 from seekpoint.jobs.export import Archive, Export
 from support.before_cutover import reloaded, started
-from support.handler_reload import Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
@@ -110,16 +109,6 @@ def test_a_group_that_retention_has_overtaken_is_reloaded_up_to_its_positions(sh
     trim(shop, len(FIRST) + 5)
     reloaded(shop.reload(archive=archive))
     assert shop.rows() == doubled(FIRST)
-
-
-def test_a_handler_is_run_on_what_the_archive_has(shop: Shop, books: Books, archive: Archive) -> None:
-    orders = [of(n % 7, n) for n in range(60)]
-    books.applied(orders, lambda version: by_core(None, version))
-    export(shop, archive, range_records=25)
-    trim(shop, 40)
-    books.applied([of(1, 5)], lambda version: by_core(None, version))
-    reloaded(books.reload(by_core(None, 2), archive=archive, range_records=30))
-    assert books.rows() == booked([*orders, of(1, 5)], by=2)
 
 
 def test_a_failing_record_of_the_archive_is_dead_lettered_like_one_of_the_log(shop: Shop, archive: Archive) -> None:

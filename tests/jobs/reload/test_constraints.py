@@ -6,12 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload.catch_up import CatchUp
 from support.before_cutover import applied_by, reloaded, settled, staged, working
-from support.handler_reload import Books, Handle
 from support.reload_orders import Shop, doubled, gone, of
 
 RECORDS = [of(n, n, n) for n in range(1, 31)]
@@ -140,41 +138,6 @@ def test_records_after_one_that_the_new_code_refuses_are_blocked_as_by_a_worker(
     assert shop.rows(COUNT[kind], "id, amount, at") == (rows if kind == "upsert" else sorted([*rows, (2, 2, 1)]))
     dead = {2: "dead_lettered", 6: "dead_lettered"}
     assert [row[:2] for row in letters(shop)] == [(n, dead.get(n, "blocked")) for n in (2, 3, 5, 6, 7, 8)]
-
-
-def test_a_handlers_record_that_refers_to_none(shop: Shop, books: Books) -> None:
-    """A row that a later record took away does not count, though what it referred to is gone since."""
-    shop.execute(CUSTOMERS)
-
-    def make(version: int) -> Handle:
-        def handle(tx: Connection, batch: Any) -> None:
-            for record in batch:
-                order = record.value
-                tx.execute(text("DELETE FROM totals WHERE account = :id"), {"id": order.id})
-                if order.amount:
-                    row = {"id": order.id, "total": order.amount * version, "at": order.at}
-                    tx.execute(text("INSERT INTO totals VALUES (:id, :total, :at)"), row)
-
-        return handle
-
-    records = [of(1, 5, 2), of(2, 5, 400), of(2, 0), of(3, 5, 4)]
-    books.applied(records, make)
-    refers = (
-        "ALTER TABLE {schema}.totals ADD CONSTRAINT of_customer FOREIGN KEY (records) REFERENCES {schema}.customers"
-    )
-    shop.execute(refers)
-    options = {"on_poison": "dead_letter", "writes": [f"{shop.schema}.totals"]}
-    reload = books.reload(make(2), pipeline=options)
-    reload.run(reload.open())
-    assert shop.rows("totals", "account, total, records") == [(1, 10, 2), (3, 10, 4)]
-    assert letters(shop) == []
-    shop.execute("ALTER TABLE {schema}.totals DROP CONSTRAINT of_customer")
-    books.applied([of(4, 5, 401), of(5, 5, 6)], lambda _: make(2), version=2)
-    shop.execute("DELETE FROM {schema}.totals WHERE account = 4")
-    shop.execute(refers)
-    reloaded(books.reload(make(3), version=3, pipeline=options))
-    assert shop.rows("totals", "account, total, records") == [(1, 15, 2), (3, 15, 4), (5, 15, 6)]
-    assert [row[0] for row in letters(shop)] == [1, 4], "as it is now, the second record could not be applied"
 
 
 def test_the_policy_says_what_becomes_of_it(shop: Shop) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from seekpoint.jobs.staging.stage import begin_staging
 from support.before_cutover import reloaded, settled, started
-from support.handler_reload import Books, by_core
 from support.reload_orders import Shop, doubled, of
 
 RECORDS = [of(n, n, n) for n in range(1, 41)]
@@ -57,43 +54,20 @@ def test_what_a_run_left_keeps_no_live_table(shop: Shop) -> None:
     assert shop.schemas(), "what was staged is there still"
 
 
-def test_what_a_run_of_a_handler_left_keeps_no_live_table(books: Books) -> None:
-    books.shop.execute("ALTER TABLE {schema}.totals ADD n serial")
-    books.applied(RECORDS, lambda version: by_core(None, version))
-    before = drawn(books.shop, "totals_n_seq", "bookings_number_seq")
-    reload = books.reload(by_core(None, 2))
-    reload.stage(reload.open())
-    assert drawn(books.shop, "totals_n_seq", "bookings_number_seq") == before
-    books.shop.execute("DROP TABLE {schema}.totals, {schema}.bookings")
-
-
-@pytest.mark.parametrize("way", ["sinks", "handler"])
-def test_a_swapped_table_draws_on_from_the_live_sequence(shop: Shop, books: Books, way: str) -> None:
+def test_a_swapped_table_draws_on_from_the_live_sequence(shop: Shop) -> None:
     """Rebuilt rows are numbered after the live ones, by the run; from the swap on, the live sequence continues."""
-    table = "orders" if way == "sinks" else "totals"
     shop.execute(
-        f"CREATE SEQUENCE {{schema}}.counted; "
-        f"ALTER TABLE {{schema}}.{table} ADD n bigint UNIQUE DEFAULT nextval('{{schema}}.counted')"
+        "CREATE SEQUENCE {schema}.counted; "
+        "ALTER TABLE {schema}.orders ADD n bigint UNIQUE DEFAULT nextval('{schema}.counted')"
     )
-    if way == "sinks":
-        settled(shop, RECORDS)
-        reload = shop.reload()
-    else:
-        shop.execute("ALTER TABLE {schema}.bookings DROP CONSTRAINT bookings_pkey, DROP COLUMN number")
-        books.applied(RECORDS, lambda version: by_core(None, version))
-        reload = books.reload(by_core(None, 2))
+    settled(shop, RECORDS)
+    reload = shop.reload()
     before = drawn(shop, "counted")
     driver = reload.open(strategy="swap")
     reload.stage(driver)
     assert drawn(shop, "counted") == before
     reload.run(driver)
-    key = "id" if way == "sinks" else "account"
-    insert = (
-        "(id, amount, at) VALUES (1000, 1, 1)" if way == "sinks" else "(account, total, records) VALUES (1000, 1, 1)"
-    )
-    shop.execute(f"INSERT INTO {{schema}}.{table} {insert}")
-    [(least, most, new)] = shop.execute(
-        f"SELECT min(n), max(n), max(n) FILTER (WHERE {key} = 1000) FROM {{schema}}.{table}"
-    )
+    shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
+    [(least, most, new)] = shop.execute("SELECT min(n), max(n), max(n) FILTER (WHERE id = 1000) FROM {schema}.orders")
     assert least > before[0][0][0]  # type: ignore[index]
     assert most == new, "no number twice: the new row's is the highest"

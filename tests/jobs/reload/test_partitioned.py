@@ -6,7 +6,6 @@ import pytest
 
 from seekpoint.errors import ReloadRefused
 from support.before_cutover import reloaded, settled
-from support.handler_reload import Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
@@ -54,15 +53,3 @@ def test_a_swap_of_a_partitioned_table_is_refused_at_the_opening(parted: Shop) -
     settled(parted, RECORDS)
     with pytest.raises(ReloadRefused, match="has partitions: use strategy 'merge'"):
         parted.reload().open(strategy="swap")
-
-
-def test_a_handler_rebuilds_a_partitioned_table(books: Books) -> None:
-    books.shop.execute(
-        "DROP TABLE {schema}.totals; CREATE TABLE {schema}.totals (account bigint PRIMARY KEY, total bigint NOT NULL, "
-        "records bigint NOT NULL) PARTITION BY RANGE (account); "
-        "CREATE TABLE {schema}.totals_all PARTITION OF {schema}.totals DEFAULT"
-    )
-    records = [of(n % 7, n) for n in range(60)]
-    books.applied(records, lambda version: by_core(None, version))
-    reloaded(books.reload(by_core(None, 2)))
-    assert books.rows() == booked(records, by=2)

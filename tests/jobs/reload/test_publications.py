@@ -17,7 +17,6 @@ from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import batch
 from support.before_cutover import reloaded, settled, staged, started
-from support.handler_reload import Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of, shop_on
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
@@ -74,14 +73,6 @@ def test_a_table_of_every_record(published: Shop) -> None:
     settled(published, RECORDS[:30], kind="append")
     reloaded(published.reload(pipeline={"kind": "append"}))
     assert published.rows("entries", "id, amount, at") == doubled(RECORDS[:30])
-
-
-@pytest.mark.usefixtures("published")
-def test_a_handler(books: Books) -> None:
-    records = [of(n % 7, n) for n in range(60)]
-    books.applied(records, lambda version: by_core(None, version))
-    reloaded(books.reload(by_core(None, 2)))
-    assert books.rows() == booked(records, by=2)
 
 
 def test_a_batch_and_an_export(published: Shop, tmp_path: Path) -> None:

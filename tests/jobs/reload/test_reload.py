@@ -53,6 +53,28 @@ def test_one_group_that_writes_two_tables_is_one_cut_over(shop: Shop) -> None:
     assert shop.rows("entries", "topic_offset, id, amount") == [(n, n % 20, 2 * n) for n in range(70)]
 
 
+def test_rows_that_refer_to_one_another_are_merged_in_their_order(shop: Shop) -> None:
+    """The new version has other ids: old orders are deleted after their entries, new ones added before theirs."""
+    shop.execute("ALTER TABLE {schema}.entries ADD FOREIGN KEY (id) REFERENCES {schema}.orders")
+
+    def both(version: int) -> Pipeline:
+        def order(record: Any) -> tuple[int, int, int]:
+            return record.value.id + 100 * version, 1, 1
+
+        columns = ["id", "amount", "at"]
+        orders = Upsert((shop.schema, "orders"), key=["id"], columns=columns, row=order)
+        entries = Append(
+            (shop.schema, "entries"), columns=[*columns, "topic_offset"], row=lambda r: (*order(r), r.offset)
+        )
+        return Pipeline(shop.group, topics=shop.topic, value=Json(Order), sinks=[orders, entries], version=version)
+
+    shop.produce(shop.topic, [of(n % 7, n) for n in range(60)], partition=0)
+    shop.apply(both(1), 60)
+    reloaded(shop.reload([both(2)]))
+    orders, entries = ({row[0] for row in shop.rows(table, "id, amount, at")} for table in ("orders", "entries"))
+    assert orders == entries == {200 + n for n in range(7)}
+
+
 def test_a_driver_that_takes_over_knows_columns_that_a_sink_learned_from_its_rows(shop: Shop) -> None:
     """The columns of Structs are unknown before the first row; a driver that takes over sees no row staged before."""
 

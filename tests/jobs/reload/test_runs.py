@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -13,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
-from seekpoint import Json, Ledger, Pipeline, Upsert
+from seekpoint import Batch, Json, Ledger, Pipeline, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
 from seekpoint.jobs.reload import Reload, Runs, stage_range
 from seekpoint.jobs.reload.catch_up import CatchUp
@@ -172,6 +173,23 @@ def test_pipelines_that_cannot_be_reloaded(shop: Shop) -> None:
         astray.open()
 
 
+def test_a_pipeline_with_a_handler_is_replaced_and_not_reloaded(full: Shop) -> None:
+    """Alone, beside sinks of its own, and beside a pipeline that can be reloaded: no run is opened."""
+
+    def fix(tx: Connection, batch: Batch[Any, Any]) -> None:
+        raise AssertionError("nothing runs it")
+
+    options: dict[str, Any] = {"topics": full.topic, "value": Json(Order), "handle": fix, "version": 2}
+    alone = Pipeline(full.group, **options, writes=[f"{full.schema}.orders"])
+    beside = Pipeline(full.group, **options, sinks=full.pipeline().sinks)
+    other = Pipeline(f"{full.group}-2", **options)
+    for pipelines, group in (([alone], full.group), ([beside], full.group), ([full.pipeline(), other], other.group)):
+        says = rf"has the handler \S+fix, whose .* `seekpoint groups replace {group} --by GROUP` .*replace-a-handler"
+        with pytest.raises(ConfigError, match=says):
+            full.reload(pipelines)
+    assert full.execute("SELECT count(*) FROM {schema}.reload_run") == [(0,)]
+
+
 def test_a_newer_driver_ends_the_older_one(full: Shop) -> None:
     reload = full.reload()
     older = reload.open()
@@ -274,9 +292,7 @@ def test_what_others_made_of_a_swapped_table_is_not_swept_with_it(full: Shop, ha
 
 def test_a_step_out_of_turn_is_refused(full: Shop) -> None:
     reload, driver = started(full.reload())
-    with pytest.raises(
-        ReloadOver, match="is opened, and this step follows staged or indexed or catching_up or compared"
-    ):
+    with pytest.raises(ReloadOver, match="is opened, and this step follows indexed or catching_up or compared"):
         CatchUp(driver, reload.sources, reload.kafka)
     with pytest.raises(ReloadOver, match="is opened: it takes no more ranges"), driver.step("opened") as tx:
         stage_range(

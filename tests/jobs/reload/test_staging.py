@@ -15,8 +15,9 @@ from seekpoint.jobs.staging import stage as staging
 from seekpoint.jobs.staging.consolidate import consolidate, coverage, index
 from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Task, begin_staging
-from seekpoint.jobs.tables.targets import sources
-from seekpoint.records import State
+from seekpoint.jobs.tables.targets import PipelineSource, sources
+from seekpoint.kafka.ranges import Range
+from seekpoint.records import Partition, State
 from support.before_cutover import reloaded, resume, settled, started
 from support.ledger_desk import backend, wait_until_blocked
 from support.reload_orders import Order, OrderKey, Shop, doubled, gone, of, pipeline
@@ -78,6 +79,30 @@ def test_only_what_is_missing_is_staged_again(shop: Shop) -> None:
     assert [(t.range.start, t.range.end) for t in tasks(driver, 1000)] == [(0, 40), (80, 103)]
     with pytest.raises(ReloadRefused, match=r"\[0, 40\) was not staged"):
         consolidate(driver, reload.sources)
+
+
+@pytest.mark.repeats("late")
+@pytest.mark.parametrize("late", [(0, 60), (20, 70), (30, 120), (0, 110)])
+def test_a_late_attempt_of_another_width_is_none_that_counts(shop: Shop, late: tuple[int, int]) -> None:
+    """The driver before had cut its ranges otherwise, and a task of it commits after all others."""
+    records = [of(n, n, n) for n in range(120)]
+    settled(shop, records)
+    done: list[object] = []
+
+    def commit_late(what: str, at: int, total: int) -> None:
+        if what == "staging" and at == total and not done:
+            kafka, source = {"bootstrap.servers": shop.brokers}, reload.sources[0]
+            (staged,) = [one for one in reload.runs.positions(driver.run.id) if one.partition.number == 0]
+            for _ in range(3):  # whatever their names: which comes first is chance
+                range_ = Range(Partition(shop.topic, 0), staged.topic_id, *late)
+                done.append(
+                    stage_range(shop.engine, shop.schema, kafka, driver.run.id, pipeline=source.pipeline, range_=range_)
+                )
+
+    reload, driver = started(shop.reload(range_records=40, progress=commit_late))
+    reload.run(driver)
+    assert len(done) == 3
+    assert shop.rows() == doubled(records)
 
 
 def test_the_end_of_a_task_waits_for_the_drivers_step(shop: Shop) -> None:
@@ -149,6 +174,20 @@ def test_a_task_of_other_code_stages_nothing_and_the_run_continues(shop: Shop, o
     assert reload.runs.get(driver.run.id).state == "staging"
     resume(shop.reload(), driver.run.id)
     assert shop.rows() == doubled(RECORDS)
+
+
+def test_a_task_whose_code_has_a_handler_stages_nothing_and_the_run_continues(shop: Shop) -> None:
+    """It would run, and its statements would reach the live tables."""
+    reload, driver = begun(shop)
+    other, calls = shop.pipeline(version=2), list[object]()
+    other.handle = lambda tx, batch: calls.append(batch)
+    reload._stager = LocalStager(reload.engine, reload.schema, reload.kafka, [PipelineSource("", other)])
+    with pytest.raises(ConfigError, match=f"seekpoint groups replace {shop.group} --by GROUP"):
+        reload.stage(driver)
+    assert shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
+    assert reload.runs.get(driver.run.id).state == "staging"
+    resume(shop.reload(), driver.run.id)
+    assert (shop.rows(), calls) == (doubled(RECORDS), [])
 
 
 def test_of_two_groups_each_task_writes_its_own_tables(shop: Shop) -> None:

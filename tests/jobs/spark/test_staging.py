@@ -20,7 +20,7 @@ from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, 
 from seekpoint.jobs.reload import Driver, Reload
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.stage import Task, begin_staging
-from seekpoint.jobs.staging.task_errors import SparkTaskError, report_task_error, task_error_of
+from seekpoint.jobs.staging.task_errors import error_as_text, error_of, missing_module, report_task_error
 from seekpoint.records import Partition
 from seekpoint.spark import REDACTED, Env, SparkStager
 from support.log_changes import trim
@@ -272,8 +272,8 @@ def test_errors_survive_the_way_from_a_task_to_the_driver() -> None:
         ReloadOver("over"),
         ConfigError("no"),
     ):
-        carried = task_error_of(RuntimeError(f"Job aborted: ...\n{SparkTaskError(error)}\n\tat java"))
+        carried = error_of(error_as_text(error))
         assert type(carried) is type(error)
         assert str(carried) == str(error)
         assert vars(carried).items() >= {key: value for key, value in vars(error).items() if value is not None}.items()
-    assert task_error_of(RuntimeError("out of memory")) is None
+    assert missing_module(RuntimeError("out of memory")) is None

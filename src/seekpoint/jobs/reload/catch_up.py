@@ -9,16 +9,14 @@ from uuid import UUID
 
 from sqlalchemy import Row, delete
 
-from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.extend_snapshot import Key, add_positions, key_of, require_no_resets
 from seekpoint.jobs.staging.savepoints import Parts, all_of
-from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out, left_out_of
-from seekpoint.jobs.tables.handler_copies import Redirect, owned_columns
+from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out
 from seekpoint.jobs.tables.sql_templates import rows
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, remembered_columns
 from seekpoint.jobs.tables.targets import PipelineSource, Target, aimed, aimed_pipeline, targets
-from seekpoint.kafka.ranges import IDLE, Piece, Range, RangeFollower
+from seekpoint.kafka.ranges import IDLE, Piece, RangeFollower
 from seekpoint.ledger.dead_letters import dead_letter_of
 from seekpoint.ledger.sql import DEAD_LETTERS
 from seekpoint.ledger.tables import dead_letter
@@ -34,15 +32,14 @@ class CatchUp:
     """A driver's open consumers, and the sinks that write the rebuilt tables. Close it, or use ``with``."""
 
     def __init__(self, driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, Any]) -> None:
-        self._driver, self._kafka = driver, kafka
+        self._kafka = kafka
         self._sources = {source.group: source for source in sources}
         self._followers: dict[str, RangeFollower] = {}
-        with driver.step("staged", "indexed", "catching_up", "compared") as tx:
+        with driver.step("indexed", "catching_up", "compared") as tx:
             self._staging = Staging(tx.run.staging_schema)
             self.targets = targets(tx.connection, sources)
             known = {t.path: remembered_columns(tx.connection, self._staging.table(t)) for t in self.targets}
         self._pipelines: dict[str, Pipeline] = {}
-        self._redirects: dict[str, Redirect] = {}
         self._sinks: dict[str, list[tuple[Target, TableSink]]] = {}
         for n, source in enumerate(sources):
             feeds = {feed.number: (target, aimed(feed.sink, self._staging.table(target)))
@@ -52,9 +49,6 @@ class CatchUp:
                 if sink.written is None and (columns := known[target.path]) is not None:
                     sink._know(tuple(one for one in columns if one not in sink.provenance.values()))  # noqa: SLF001
             self._pipelines[source.group] = aimed_pipeline(source.pipeline, [sink for _, sink in sinks])
-            if (handle := source.pipeline.handle) is not None:
-                self._redirects[source.group] = redirect = Redirect(source.group, self._staging.schema, self.targets)
-                self._pipelines[source.group].handle = redirect.handler(handle)
 
     def __enter__(self) -> Self:
         return self
@@ -88,60 +82,11 @@ class CatchUp:
             raise
         tx.advance(ends)
         for target in self.targets:
-            remember_columns(tx.connection, self._staging.table(target), self._written(tx, target))
+            remember_columns(tx.connection, self._staging.table(target), self._written(target))
         return read
 
-    def part(self, tx: Step, offsets: Sequence[Row[Any]], most: int) -> Mapping[Key, int]:
-        """One pass of the groups with handlers, of ``most`` records at most, in this transaction; returns its ends.
-
-        Records before the snapshot offset come first: they are read range by range, without those left out of the run.
-        Raises as :meth:`apply` does.
-        """
-        positions = self._positions(tx, offsets)
-        now = {key_of(row): row.next_offset for row in offsets}
-        ends: dict[Key, int] = {}
-        for group in self._redirects:
-            mine = {at: p for (of, at), p in positions.items() if of == group}
-            below = {at: p for at, p in mine.items() if p.next_offset < p.end_offset}
-            behind = below or {at: p for at, p in mine.items() if p.next_offset < now[group, at]}
-            width = max(most // max(len(behind), 1), 1)
-            reach = {at: min(p.next_offset + width, p.end_offset if below else now[group, at])
-                     for at, p in behind.items()}  # fmt: skip
-            try:
-                if below:
-                    self._before(tx, group, mine, reach)
-                else:
-                    self._group(tx, group, mine, {at: p.next_offset for at, p in mine.items()} | reach, IDLE)
-            except BaseException:
-                self.close()
-                raise
-            ends |= {(group, at): end for at, end in reach.items()}
-        tx.advance(ends)
-        return ends
-
-    def _before(
-        self, tx: Step, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int]
-    ) -> None:
-        """Apply ranges before the snapshot offset, one partition after the other."""
-        pipeline = self._pipelines[group]
-        parts = Parts(tx.connection, pipeline, held=self._held(tx, group))
-        reader = ArchivedReader.of(self._kafka, tx.run.archive, self._driver.engine)
-        for at, end in sorted(ends.items()):
-            range_ = Range(at, mine[at].topic_id, mine[at].next_offset, end)
-            left_out = left_out_of(tx.connection, self._staging, group, range_)
-            for piece in reader.read(range_):
-                parts.take(piece, left_out)
-        parts.flush()
-        keep_dead_letters(
-            tx, self._staging, pipeline, parts.outcome.dead_letters, {at.topic: p.topic_id for at, p in mine.items()}
-        )
-        self._redirects[group].check(tx)
-
-    def _written(self, tx: Step, target: Target) -> tuple[str, ...] | None:
+    def _written(self, target: Target) -> tuple[str, ...] | None:
         """The columns that the pipelines write; None where that is not known."""
-        if target.by_handler:
-            is_compared = tx.run.strategy != "swap"
-            return owned_columns(tx.connection, self._staging, target) if is_compared else None
         sinks = (s for pipeline in self._sinks.values() for t, s in pipeline if t == target)
         return next((sink.written for sink in sinks), None)
 
@@ -171,8 +116,6 @@ class CatchUp:
             follower = self._follower(group, mine, ids)
             all_of(parts, follower.read_to(behind, idle=idle), lambda r: (r.topic, r.partition, r.offset) in dead)
         keep_dead_letters(tx, self._staging, pipeline, parts.outcome.dead_letters, ids)
-        if group in self._redirects:
-            self._redirects[group].check(tx)
         return parts.outcome.applied + len(parts.outcome.dead_letters)
 
     def _held(self, tx: Step, group: str) -> dict[tuple[str, bytes], int]:
@@ -226,8 +169,6 @@ class CatchUp:
 
         def seen(part: Sequence[DecodedRecord]) -> None:
             for number, (target, sink) in enumerate(self._sinks[group]):
-                if target.handled_as:
-                    continue  # the copy's triggers store what a handler's statements touch
                 touched = (self._staging.schema, f"touched_{target.staged}")
                 with open_copy(tx.connection, touched, partial(tuple, target.key)) as copy:
                     copy.write(_keys(part, number, target, sink))

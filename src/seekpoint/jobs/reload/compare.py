@@ -12,7 +12,6 @@ from sqlalchemy import func, select
 
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Tx
-from seekpoint.jobs.tables.handler_copies import watch
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Target
@@ -137,8 +136,6 @@ def _compare(tables: StagingTables) -> Difference:
     tables.run("CREATE {unlogged} TABLE {touched} AS SELECT {key} FROM {live} WITH NO DATA")
     tables.run("CREATE UNIQUE INDEX ON {diff} ({key})")
     _keep_seen(tables)
-    if target.handled_as:
-        watch(tables)
     tables.run("ANALYZE {diff}")
     return _counted(tables)
 

@@ -8,7 +8,6 @@ from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import Tx
 from seekpoint.jobs.tables.create_like import draw_from_live
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties
-from seekpoint.jobs.tables.handler_copies import tag_indexes
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import Staging, comment
 from seekpoint.jobs.tables.targets import Target
@@ -26,14 +25,11 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
     old = f"old_{target.staged}"
     new = staging.table(target)
     run(connection, "COMMENT ON TABLE {new} IS {said}", new=new, said=comment(connection, target.path))
-    if target.handled_as:
-        live = connection.execute(_INDEXES, {"name": quoted(*target.path)})
-        tag_indexes(connection, staging, target, [row.relname for row in live])
     draw_from_live(connection, staging, target)
     indexes = _unaltered(connection, staging, target)
     run(connection, "ALTER TABLE {live} RENAME TO {old}", live=target.path, old=(old,))
     run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=(schema, old), there=(staging.schema,))
-    if target.built != table:
+    if target.staged != table:
         run(connection, "ALTER TABLE {new} RENAME TO {table}", new=new, table=(table,))
     run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=(staging.schema, table), here=(schema,))
     for n, index in enumerate(indexes):

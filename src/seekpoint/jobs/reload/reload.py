@@ -9,14 +9,13 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
+from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.manage_runs import Runs, drop_attempts
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.compare import Report, prepare, recall
 from seekpoint.jobs.reload.cutover import CutOver, changes_nothing, close_unchanged, cut_over
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds, Plan
-from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.merge_preconditions import forecast, require_allowed, require_no_extra
 from seekpoint.jobs.reload.open import open_run
@@ -26,7 +25,6 @@ from seekpoint.jobs.staging.extend_snapshot import LARGE, CatchUpProgress, dista
 from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Stager, begin_staging, writes_other_tables
 from seekpoint.jobs.tables.dependencies import notes
-from seekpoint.jobs.tables.frame_targets import Frame, FrameStager, resolve_frames
 from seekpoint.jobs.tables.targets import PipelineSource, sources, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.ledger.admin_actions import operator
@@ -39,7 +37,7 @@ from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line
 
 SMALL = 2_000  # records of a catch-up pass; after one of at most so many the cut-over may take its locks
-ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # would recur under another driver
+ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated)  # would recur under another driver
 
 Told = Callable[[Report], object]
 
@@ -53,7 +51,6 @@ class Reload:
     commit while ranges are staged is staged in the same way while it is more than ``large`` records. ``progress`` is
     called with what is being done, how many records of it are done (of "warming up": keys), and of how many (0: not
     known). ``archive`` has what retention took of the logs.
-    ``frames`` are what handlers' tables hold up to the opening, computed by Spark: they need a SparkStager.
 
     A merge calls ``compared`` with its :class:`Report` before it publishes anything, and is refused (CutOverRefused,
     the run stays open) where workers would wait for longer than ``max_wait``; where it would delete more than the share
@@ -77,7 +74,6 @@ class Reload:
         large: int = LARGE,
         progress: Progress | None = None,
         archive: Archive | None = None,
-        frames: Mapping[str, Frame] | None = None,
         max_wait: float = MAX_WAIT,
         max_deletes: float = MAX_DELETES,
         allow_cascades: bool = False,
@@ -92,9 +88,7 @@ class Reload:
             raise ConfigError("stager= and processes= both say who reads the log: give one of them")
         require_width(range_records)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources, processes=processes)
-        self.archive, self.frames = archive, dict(frames or {})
-        if self.frames and not isinstance(self._stager, FrameStager):
-            raise ConfigError("frames= are computed by Spark: give stager=SparkStager(spark, kafka)")
+        self.archive = archive
         self._compared: Told = compared or (lambda _: None)
         self.bounds = Bounds(
             max_wait=max_wait,
@@ -115,9 +109,6 @@ class Reload:
         return self._open(strategy, reason)
 
     def _open(self, strategy: str, reason: str) -> Driver:
-        if self.frames:
-            with transaction(self.engine, self.schema) as tx:
-                resolve_frames(tx.connection, self.sources, targets(tx.connection, self.sources), self.frames)
         return open_run(
             self.runs,
             self.kafka,
@@ -184,9 +175,6 @@ class Reload:
                 check_topics(self.kafka, driver)
                 consolidate(driver, self.sources)
             if driver.run.state == "staged":
-                if self.frames and isinstance(self._stager, FrameStager):
-                    self._stager.compute(driver, self.sources, self.frames)
-                rebuild(driver, self.sources, self.kafka, self._progress, min(MOST, self._range_records))
                 index(driver, self.sources, self.kafka)
                 drop_attempts(self.engine, self.schema, driver.run)
 
@@ -286,8 +274,7 @@ class Reload:
                 self.runs.abort(driver.run.id, f"{reason}: broken off before the tables were compared")
 
     def _stage_ranges(self, driver: Driver) -> None:
-        handled = {source.group for source in self.sources if source.has_handler}
-        stage_missing(driver, self._stager, self._range_records, self._progress, without=handled)
+        stage_missing(driver, self._stager, self._range_records, self._progress)
 
     def _stage_what_came_meanwhile(self, driver: Driver) -> None:
         """Stage by tasks as long as there is much to read: catch-up passes run in one process."""
@@ -307,9 +294,7 @@ class Reload:
         return read
 
     def _apply(self, driver: Driver, passes: CatchUp, states: Sequence[str]) -> int:
-        # A handler may lock rows that others write: as in a worker, it gets them as they are then.
-        handles = any(source.has_handler for source in self.sources)
-        with driver.step(*states, isolation="READ COMMITTED" if handles else SERIALIZABLE_ENOUGH) as tx:
+        with driver.step(*states, isolation=SERIALIZABLE_ENOUGH) as tx:
             read = passes.apply(tx, tx.offsets())
             if driver.run.state == "indexed":
                 driver.transition(tx, "catching_up")
@@ -339,4 +324,4 @@ def _require_publishing(driver: Driver) -> None:
         raise ConfigError(f"reload {driver.run.id} was opened by verify(), which publishes nothing: open() another one")
 
 
-__all__ = ["Frame", "Progress", "Reload", "Report", "Run"]
+__all__ = ["Progress", "Reload", "Report", "Run"]

@@ -25,12 +25,13 @@ from pyspark.sql.types import (
 )
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.export import ArchivedReader, files
+from seekpoint.jobs.export import files
 from seekpoint.jobs.export.files import record_batches, write_range
 from seekpoint.jobs.export.storage import Storage
 from seekpoint.jobs.spark.settings import range_of, resolved
 from seekpoint.jobs.staging.stage import stage_range
 from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of, report_task_error
+from seekpoint.kafka.ranges import read_range
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.worker.import_by_name import load_pipeline
@@ -145,16 +146,10 @@ class Source(TaskSource):
 
     @classmethod
     def run(cls, plan: Plan, task: Sequence[Any]) -> Iterator[pa.RecordBatch]:
-        kafka, archive = resolved(plan["kafka"]), plan["archive"]
-        engine = None if archive is None else postgres_engine(resolved(archive)["url"])
-        try:
-            reader = ArchivedReader(kafka) if engine is None else ArchivedReader.of(kafka, archive["spec"], engine)
-            for carried, offsets in task:
-                for batch in record_batches(reader.read(range_of(carried)), ARROW, ROWS):
-                    yield _with_dead_letters(batch, offsets, plan["dead_letters"])
-        finally:
-            if engine is not None:
-                engine.dispose()
+        kafka = resolved(plan["kafka"])
+        for carried, offsets in task:
+            for batch in record_batches(read_range(kafka, range_of(carried)), ARROW, ROWS):
+                yield _with_dead_letters(batch, offsets, plan["dead_letters"])
 
 
 class MarkedSource(Source):

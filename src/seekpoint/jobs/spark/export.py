@@ -11,7 +11,7 @@ from seekpoint.jobs.export import Archive, Export, Exported, Written
 from seekpoint.jobs.export.export import RANGE, Progress
 from seekpoint.jobs.spark.read import context_of, require_this_python
 from seekpoint.jobs.spark.settings import carried_range, portable, range_of, require_no_secret, resolved
-from seekpoint.jobs.staging.task_errors import task_error_of
+from seekpoint.jobs.staging.task_errors import missing_module
 from seekpoint.kafka.ranges import Range
 
 if TYPE_CHECKING:
@@ -81,5 +81,5 @@ class SparkWriter:
         try:
             rows = frame.collect()
         except Exception as error:
-            raise task_error_of(error) or error from error
+            raise missing_module(error) or error from error
         return [Written(range_of(carried), *written) for carried, *written in messages_of(rows)]

@@ -90,12 +90,10 @@ def frame_of(
     ranges: Sequence[Range],
     *,
     range_records: int = SMALLEST,
-    archive: Mapping[str, Any] | None = None,
     dead_letters: tuple[DeadLetters, Mapping[Partition, Sequence[int]]] = ("include", {}),
 ) -> DataFrame:
     """The records of these ranges, as :func:`read` gives them. ``carried`` is what :func:`portable` made of ``kafka=``.
 
-    ``archive``: the archive's spec and the ledger's ``url``, portable as well, where the log has lost some of it.
     ``dead_letters``: what is done with them, and their offsets, ascending.
     """
     what, offsets = dead_letters
@@ -112,7 +110,7 @@ def frame_of(
         # pyspark, which planning does without
         from seekpoint.jobs.spark.data_sources import MarkedSource, Source  # noqa: PLC0415
     source = MarkedSource if what == "mark" else Source
-    return source.frame(spark, {"kafka": carried, "tasks": tasks, "archive": archive, "dead_letters": what})
+    return source.frame(spark, {"kafka": carried, "tasks": tasks, "dead_letters": what})
 
 
 def _dead_letters(ledger: Ledger, ranges: Sequence[Range]) -> dict[Partition, list[int]]:

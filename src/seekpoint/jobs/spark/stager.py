@@ -18,13 +18,11 @@ from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
 from seekpoint.errors import ConfigError, SeekpointError, required
-from seekpoint.jobs.run import Driver, Run, transaction
+from seekpoint.jobs.run import Run, transaction
 from seekpoint.jobs.spark.read import context_of, require_this_python, slots_of
 from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged
-from seekpoint.jobs.staging.task_errors import task_error_of, task_errors
-from seekpoint.jobs.tables.frame_targets import Frame
-from seekpoint.jobs.tables.targets import PipelineSource
+from seekpoint.jobs.staging.task_errors import missing_module, task_errors
 from seekpoint.kafka.ranges import LEAST, SMALLEST, task_size
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import postgres_engine
@@ -74,23 +72,6 @@ class SparkStager:
         self._copy_sessions = copy_sessions
         self._kafka, self._database, self._patience = portable(kafka), database, patience
         require_no_secret(spark, self._database, self._kafka)
-
-    def compute(self, driver: Driver, given: Sequence[PipelineSource], frames: Mapping[str, Frame]) -> None:
-        """Fill the copies of a handler's tables with what ``frames`` make of the records before the stop offsets.
-
-        Raises ConfigError, ReloadRefused, ReloadOver, what reading raises, and Spark's own exception.
-        """
-        from seekpoint.jobs.spark.frames import compute  # noqa: PLC0415 -- pyspark
-
-        compute(
-            driver,
-            given,
-            frames,
-            self._spark,
-            kafka=self._kafka,
-            database=self._database,
-            copy_sessions=self._copy_sessions,
-        )
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Generator[Staged, None, None]:
         """Stage each at least once; yields each once, soon after it was committed.
@@ -198,7 +179,7 @@ class _Job:
         if not wait([self._answer], seconds).done:
             return False
         if (error := self._answer.exception()) is not None:
-            raise task_error_of(error) or error
+            raise missing_module(error) or error
         return True
 
     def reported(self) -> set[_Place]:

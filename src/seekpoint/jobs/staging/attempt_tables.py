@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.tables.constraints import may_be_refused
-from seekpoint.jobs.tables.create_like import Sequences, make_like
+from seekpoint.jobs.tables.create_like import make_like
 from seekpoint.jobs.tables.sql_templates import name, names, run
 from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, Staging, unlogged
 from seekpoint.jobs.tables.targets import Path, Target, aimed
@@ -162,7 +162,7 @@ def _make_raw(connection: Connection, target: Target, raw: Path, *, places: bool
     also = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE)) if places else None
     if also is not None and keys:
         also += ident.SQL(", {} text").format(name(KEY))
-    make_like(connection, raw, target.path, Sequences.IGNORED, prefix=raw[1], also=also)
+    make_like(connection, raw, target.path, prefix=raw[1], also=also)
 
 
 def _make_gone(connection: Connection, target: Target, sink: Upsert, gone: Path) -> None:

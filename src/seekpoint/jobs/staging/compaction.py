@@ -57,8 +57,6 @@ def _of_declared(group: str, topic: str, letters: int, strategy: str) -> Iterato
 
 
 def _made_of_every_record(source: PipelineSource, topic: str) -> Iterator[str]:
-    if source.has_handler:
-        yield f"the handler of group {source.group!r}"
     for sink in source.pipeline.sinks:
         is_declared = isinstance(sink, Upsert) and sink.compacted
         if not is_declared and not (isinstance(sink, TableSink) and not sink.takes(topic)):

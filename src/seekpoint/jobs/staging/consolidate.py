@@ -18,8 +18,7 @@ from seekpoint.jobs.staging.extend_snapshot import require_topics
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.constraints import check_references, references
-from seekpoint.jobs.tables.create_like import Sequences, make_like
-from seekpoint.jobs.tables.handler_copies import make_copy
+from seekpoint.jobs.tables.create_like import make_like
 from seekpoint.jobs.tables.sql_templates import Statements, name, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns
 from seekpoint.jobs.tables.targets import PipelineSource, Target, targets
@@ -45,18 +44,16 @@ class Coverage:
     missing: tuple[Task, ...]
 
 
-def coverage(tx: Step, width: int = RANGE, *, without: Collection[str] = ()) -> Coverage:
+def coverage(tx: Step, width: int = RANGE) -> Coverage:
     """One attempt for each offset up to the snapshot offsets, and tasks of this width for the offsets that have none.
 
     Of attempts that overlap (of another width, of a task that was late) those count that leave the fewest offsets
-    without any. Groups ``without`` tasks are left to the driver's own catch-up passes.
+    without any.
     """
     staged = {place: list(attempts) for place, attempts in groupby(all_staged(tx, tx.run.id), lambda one: one.place)}
     chosen: list[Staged] = []
     missing: list[Task] = []
     for at in tx.positions():
-        if at.group in without:
-            continue
         cursor = at.first_offset
         for attempt in _tiling(at.first_offset, at.end_offset, staged.get((at.group, at.partition), ())):
             missing += _tasks(at, cursor, attempt.start, width)
@@ -92,19 +89,11 @@ def _tasks(at: StagedPosition, start: int, end: int, width: int) -> Iterable[Tas
             yield Task(at.group, part)
 
 
-def stage_missing(
-    driver: Driver,
-    stager: Stager,
-    width: int,
-    progress: Progress,
-    *,
-    run: Run | None = None,
-    without: Collection[str] = (),
-) -> None:
+def stage_missing(driver: Driver, stager: Stager, width: int, progress: Progress, *, run: Run | None = None) -> None:
     """Stage what is missing before the snapshot offsets, with a heartbeat after each range; ``run`` is the stager's."""
     with driver.step("staging") as tx:
-        left = coverage(tx, width, without=without).missing
-        total = sum(at.end_offset - at.first_offset for at in tx.positions() if at.group not in without)
+        left = coverage(tx, width).missing
+        total = sum(at.end_offset - at.first_offset for at in tx.positions())
     done = total - sum(task.range.records_at_most for task in left)
     progress("staging", done, total)
     for staged in stager.stage(run or driver.run, left):
@@ -120,25 +109,19 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
     """
     with driver.step("staging") as tx:
         staging = Staging(tx.run.staging_schema)
-        handled = {source.group for source in sources if source.has_handler}
-        done = coverage(tx, without=handled)
+        done = coverage(tx)
         if done.missing:
             raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then resume"])
         check_dead_letters(tx, staging, done)
         staged = StagedRows(tx.connection, staging, sources, done.chosen)
-        replaces = tx.run.strategy == "swap"
         for target in targets(tx.connection, sources):
             table = staging.table(target)
-            if target.handled_as:
-                make_copy(tx.connection, staging, target, Sequences.CONTINUED if replaces else Sequences.OWN)
-            else:
-                numbers = Sequences.CONTINUED if replaces else Sequences.IGNORED
-                make_like(tx.connection, table, target.path, numbers, prefix=target.staged)
+            make_like(tx.connection, table, target.path, prefix=target.staged, replaces=tx.run.strategy == "swap")
             staged.check_counts(target)
             staged.check_keys(target)
             staged.insert(target, table)
             remember_columns(tx.connection, table, staged.columns(target))
-        tx.advance({(at.group, at.partition): at.end_offset for at in tx.positions() if at.group not in handled})
+        tx.advance({(at.group, at.partition): at.end_offset for at in tx.positions()})
         driver.transition(tx, "staged")
 
 
@@ -183,8 +166,7 @@ def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str,
     with driver.step("staged") as tx:
         staging = Staging(tx.run.staging_schema)
         found = targets(tx.connection, sources)
-        handled = {source.group for source in sources if source.has_handler}
-        staged = StagedRows(tx.connection, staging, sources, coverage(tx, without=handled).chosen)
+        staged = StagedRows(tx.connection, staging, sources, coverage(tx).chosen)
         rejects = Rejects(driver.engine, sources, kafka)
         _take_out(tx, staging, found, staged, rejects.block(tx, staging))
         while bad := _refused(tx, staging, found, staged):
@@ -207,7 +189,7 @@ def _take_out(
     if not records:
         return
     staged.remove(records)
-    for target in (one for one in found if not one.handled_as):
+    for target in found:
         run(tx.connection, "TRUNCATE {table}", table=staging.table(target))
         staged.insert(target, staging.table(target))
 
@@ -218,7 +200,7 @@ def _refused(
     """The records whose rows are refused, of all tables; none: the tables have their indexes."""
     bad: dict[tuple[tuple[str, Partition], int], psycopg.Error] = {}
     savepoint = tx.connection.begin_nested()
-    for target in (one for one in found if not one.handled_as):  # a copy was made with all of them
+    for target in found:
         replaces = tx.run.strategy == "swap"
         make = partial(_all_indexes, tx.connection, staging, target) if replaces else None
         refused_ = refused(tx, staging, target, found, placed=partial(staged.placed, target), make=make)

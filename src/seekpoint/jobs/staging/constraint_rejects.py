@@ -154,7 +154,7 @@ class Rejects:
         """Dead-letter what was staged after a dead letter of its key; returns these records."""
         blocked: set[tuple[Place, int]] = set()
         for at in tx.positions():
-            if (pipeline := self._pipelines[at.group]).keep_key_order and pipeline.handle is None:
+            if (pipeline := self._pipelines[at.group]).keep_key_order:
                 records = self._behind(tx, staging, at)
                 while part := list(islice(records, BLOCKED_AT_ONCE)):
                     asides = [NewDeadLetter(record, BLOCKED_BY_KEY, State.BLOCKED) for record in part]

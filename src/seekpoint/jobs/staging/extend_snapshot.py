@@ -81,9 +81,9 @@ def extend(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str
     record that was left out has been replayed meanwhile, they stay: what came after them is for the catch-up passes,
     which apply it first. Raises ReloadRefused, KafkaUnavailable, and ReloadOver.
     """
-    groups = [source.group for source in sources if not source.has_handler]  # handlers are run in catch-up passes
+    groups = [source.group for source in sources]
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:
-        positions = {(at.group, at.partition): at for at in tx.positions() if at.group in groups}
+        positions = {(at.group, at.partition): at for at in tx.positions()}
         offsets = tx.execute(RELOAD_RUN["offsets"], groups=groups).all()
     moved: int = sum(row.next_offset - _end(positions, row) for row in offsets)
     if moved <= large:

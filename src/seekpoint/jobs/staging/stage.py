@@ -20,10 +20,9 @@ from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.lost_ranges import Lost, Reset, not_applied
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_task_errors
-from seekpoint.jobs.tables.handler_copies import silence_notify
 from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, is_there, of_partition, remember_columns, unlogged
-from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, targets
+from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, require_no_handler, targets
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import insert_parameters
 from seekpoint.ledger.schema_connection import SchemaConnection
@@ -88,8 +87,6 @@ def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
         staging.lost.create(tx.connection)
         _make_dead_letters(tx, staging)
         make_task_errors(tx, staging.schema)
-        if any(source.has_handler for source in sources):
-            silence_notify(tx.connection, staging.schema)
         remember_writes(tx, staging.schema, sources)
         ends = {(at.group, at.partition): at for at in tx.positions()}
         for source in sources:
@@ -197,6 +194,7 @@ def _attempt(
     if now is None or now.state != "staging":
         what = "gone" if now is None else now.state
         raise ReloadOver(f"run {run_id} is {what}: it takes no more ranges")
+    require_no_handler(pipeline)
     found = targets(tx.connection, [PipelineSource("", pipeline)])
     staging = Staging(now.staging_schema)
     _require_the_runs(tx, run_of(now), pipeline, {target.name for target in found})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from typing import Any
@@ -33,7 +32,6 @@ ENDS_STAGING = (ArchiveDamaged, ConfigError, RangeLost, RangeStuck, ReloadOver, 
 
 _TABLE = "task_errors"
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-_ENCODED = re.compile(r"seekpoint:([A-Za-z0-9+/=]+):end")
 
 
 def error_as_text(error: SeekpointError) -> str:
@@ -89,25 +87,8 @@ def task_errors(tx: Tx, staging_schema: str, job: str) -> list[SeekpointError]:
     return [error_of(text) for (text,) in found]
 
 
-class SparkTaskError(Exception):
-    """A Spark task raised ``error``; its message carries the error, since Spark passes the driver only text."""
-
-    def __init__(self, error: SeekpointError) -> None:
-        encoded = base64.b64encode(error_as_text(error).encode()).decode()
-        super().__init__(f"{type(error).__name__}: {error}\nseekpoint:{encoded}:end")
-
-
-def task_error_of(error: BaseException) -> SeekpointError | None:
-    """The error of ours that Spark's exception carries; None where it carries none."""
-    if (found := _ENCODED.search(str(error))) is None:
-        return _missing(error)
-    ending = error_of(base64.b64decode(found[1]).decode())
-    ending.__cause__ = error
-    return ending
-
-
-def _missing(error: BaseException) -> ConfigError | None:
-    """Spark's workers could not import what a task is made of."""
+def missing_module(error: BaseException) -> ConfigError | None:
+    """The remedy where Spark's exception says that its workers could not import what a task is made of; else None."""
     if (found := _NO_MODULE.search(str(error))) is None:
         return None
     ending = ConfigError(

@@ -1,1 +1,1 @@
-"""Live tables and a run's copies of them: targets, constraints, handlers' redirected statements."""
+"""Live tables and what a run builds beside them: targets, constraints, sequences, dependencies."""

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum, auto
 from typing import Any
 
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.jobs.tables.sql_templates import Composable, Part, composed, name, regclass, rows, run
+from seekpoint.jobs.tables.sql_templates import Composable, Part, composed, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, is_there, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
-
-LIKE = "LIKE {} INCLUDING ALL EXCLUDING DEFAULTS EXCLUDING STATISTICS"
-WITHOUT_INDEXES = f"{LIKE} EXCLUDING INDEXES"
-
-
-class Sequences(Enum):
-    """How columns are filled that draw from a sequence in the live table.
-
-    ``IGNORED``: they are not read, and defaults that call functions of users are left out. ``OWN``: the table has
-    sequences of its own. ``CONTINUED``: those begin where the live ones are, for the table is to replace the live one.
-    """
-
-    IGNORED = auto()
-    OWN = auto()
-    CONTINUED = auto()
-
 
 # ``sequences`` are those that the default draws from; ``calls``: it depends on functions of users.
 _DEFAULTS = text(
@@ -59,32 +42,36 @@ def make_like(
     connection: Connection,
     path: Path,
     live: Path,
-    numbers: Sequences,
     *,
     prefix: str,
-    like: str = WITHOUT_INDEXES,
+    replaces: bool = False,
     also: Composable | None = None,
 ) -> None:
-    """Create the table, empty; ``also`` are further columns, ``prefix`` begins the names of its own sequences."""
+    """Create the table, empty and without indexes; ``also`` are further columns.
+
+    It has sequences of its own, whose names begin with ``prefix``. If it ``replaces`` the live table, they begin where
+    the live ones are; else what they give is not read, and defaults that call functions of users are left out.
+    """
     run(
         connection,
-        "CREATE {unlogged} TABLE {table} ({like}{also})",
+        "CREATE {unlogged} TABLE {table} "
+        "(LIKE {live} INCLUDING ALL EXCLUDING DEFAULTS EXCLUDING STATISTICS EXCLUDING INDEXES{also})",
         unlogged=unlogged(path[0]),
         table=path,
-        like=ident.SQL(like).format(name(*live)),
+        live=live,
         also=ident.SQL("") if also is None else ident.SQL(", ") + also,
     )
     for n, row in enumerate(_defaults(connection, live)):
         column: dict[str, Part] = {"table": path, "column": (row.column,)}
         if _is_drawn(row):
             sequence = (path[0], f"{prefix}_s{n}")
-            _make_sequence(connection, sequence, row.sequences[0], numbers, column)
+            _make_sequence(connection, sequence, row.sequences[0], column, replaces=replaces)
             set_default(connection, path, row.column, _drawing_from(row, sequence))
-        elif numbers is not Sequences.IGNORED or not (row.calls or row.sequences or "nextval(" in row.expression):
+        elif replaces or not (row.calls or row.sequences or "nextval(" in row.expression):
             set_default(connection, path, row.column, row.expression)
         else:
             run(connection, "ALTER TABLE {table} ALTER {column} DROP NOT NULL", **column)
-    if numbers is Sequences.IGNORED:
+    if not replaces:
         for identity in connection.execute(_IDENTITIES, {"name": quoted(*path)}).scalars().all():
             run(connection, "ALTER TABLE {table} ALTER {column} SET CYCLE", table=path, column=(identity,))
 
@@ -124,12 +111,10 @@ def _drawing_from(row: Row[Any], sequence: Path) -> str:
     return str(row.expression).replace(next_of(row.sequences[0]), next_of(quoted(*sequence)))
 
 
-def _make_sequence(
-    connection: Connection, path: Path, live: str, numbers: Sequences, owner: Mapping[str, Part]
-) -> None:
+def _make_sequence(connection: Connection, path: Path, live: str, owner: Mapping[str, Part], *, replaces: bool) -> None:
     its = connection.execute(_SEQUENCE, {"sequence": live}).one()
     start = its.seqstart
-    if numbers is Sequences.CONTINUED:
+    if replaces:
         last, called = position(connection, ident.SQL(live))
         start = last + its.seqincrement if called else last
     if not its.seqmin <= start <= its.seqmax:  # the live one is used up: it may begin again, or is refused by itself
@@ -139,21 +124,16 @@ def _make_sequence(
         "CREATE SEQUENCE {path} AS {type} {options} OWNED BY {table}.{column}",
         path=path,
         type=ident.SQL(its.type),
-        options=options(its, start, cycle=numbers is Sequences.IGNORED),
+        options=composed(
+            "START {start} INCREMENT {step} MINVALUE {least} MAXVALUE {most} CACHE {cache} {cycle}",
+            start=start,
+            step=its.seqincrement,
+            least=its.seqmin,
+            most=its.seqmax,
+            cache=its.seqcache,
+            cycle=ident.SQL("NO CYCLE" if replaces else "CYCLE"),
+        ),
         **owner,
-    )
-
-
-def options(row: Row[Any], start: int, *, cycle: bool) -> Composable:
-    """The options of CREATE SEQUENCE for one like the sequence of this row of pg_sequence."""
-    return composed(
-        "START {start} INCREMENT {step} MINVALUE {least} MAXVALUE {most} CACHE {cache} {cycle}",
-        start=start,
-        step=row.seqincrement,
-        least=row.seqmin,
-        most=row.seqmax,
-        cache=row.seqcache,
-        cycle=ident.SQL("CYCLE" if cycle else "NO CYCLE"),
     )
 
 
@@ -161,11 +141,6 @@ def position(connection: Connection, sequence: Part) -> tuple[int, bool]:
     """The last number of a sequence, and whether it was drawn."""
     [(last, called)] = rows(connection, "SELECT last_value, is_called FROM {it}", it=sequence)
     return last, called
-
-
-def set_position(connection: Connection, sequence: Path, last: int, called: bool) -> None:
-    """Let a sequence continue after this number, or from it where it was not drawn."""
-    run(connection, "SELECT setval({it}, {last}, {called})", it=regclass(sequence), last=last, called=called)
 
 
 def _continue(connection: Connection, own: Path, live: str) -> None:

@@ -49,7 +49,7 @@ class Staging:
 
     def table(self, target: Target) -> Path:
         """The rebuilt table."""
-        return self.schema, target.built
+        return self.schema, target.staged
 
     def index(self, target: Target, number: int) -> str:
         """One of the rebuilt table's indexes, where it gets all that the live one has."""
@@ -72,7 +72,7 @@ class StagingTables(Statements):
     """
 
     def __init__(self, connection: Connection, staging: Staging, target: Target) -> None:
-        self.staging, self.target, self.built = staging, target, staging.table(target)
+        self.target, self.built = target, staging.table(target)
         kept = ("diff", "touched", "seen", "late", "before", "rate")
         super().__init__(
             connection,
@@ -96,20 +96,6 @@ class StagingTables(Statements):
     def others(self) -> list[str]:
         """The columns that the pipelines own beside the key."""
         return [column for column in self.columns if column not in self.target.key]
-
-    def add_trigger(self, called: str, events: str, body: Composable) -> None:
-        """Run this PL/pgSQL after each of these events of the rebuilt table."""
-        function = (self.staging.schema, f"{called}_{self.target.staged}")
-        self.run(
-            "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS {body}",
-            function=function,
-            body=composed("BEGIN {body} RETURN NULL; END", body=body).as_string(),
-        )
-        self.run(
-            f"CREATE OR REPLACE TRIGGER {{trigger}} {events} EXECUTE FUNCTION {{function}}()",
-            trigger=(f"seekpoint_{called}",),
-            function=function,
-        )
 
 
 def same_key(target: Target, left: str, right: str) -> Composable:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.catalog import quoted, require_index
@@ -33,11 +33,6 @@ class PipelineSource:
     def group(self) -> str:
         """The group of the pipeline."""
         return self.pipeline.group
-
-    @property
-    def has_handler(self) -> bool:
-        """Whether the driver applies its records, in catch-up passes: no task runs a handler."""
-        return self.pipeline.handle is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +61,7 @@ class Column:
 class Target:
     """A table that is rebuilt: where it lives, what feeds it, and the key of its rows (empty: it has none).
 
-    ``staged`` is what it is called in the names of the run's own tables, and the rebuilt table's name, but for one
-    that a pipeline with a handler writes: that has the name by which the handler finds it.
+    ``staged`` is the rebuilt table's name, and what it is called in the names of the run's other tables.
     """
 
     path: Path
@@ -75,13 +69,6 @@ class Target:
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     feeds: tuple[Feed, ...]
-    handled_as: Path | None = None
-    by_handler: bool = False  # its SQL writes the table, so the written columns are not known
-
-    @property
-    def built(self) -> str:
-        """The rebuilt table's name in the staging schema."""
-        return self.staged if self.handled_as is None else self.handled_as[1]
 
     @property
     def name(self) -> str:
@@ -128,11 +115,7 @@ def sources(given: Sequence[Pipeline | str]) -> tuple[PipelineSource, ...]:
     if len({each.group for each in made}) < len(made):
         raise ConfigError("two of the pipelines have the same group: name each group's pipeline once")
     for each in made:
-        if each.has_handler and not each.pipeline.writes:
-            raise ConfigError(
-                f"{each.pipeline!r} has a handler and does not say what it writes: name every table that the handler "
-                "writes in writes=[...], so that a copy of each can be built"
-            )
+        require_no_handler(each.pipeline)
         # AppendArrow may write whole tables, and a stage keeps a place for each row.
         if strange := [s for s in each.pipeline.sinks if isinstance(s, AppendArrow) or not isinstance(s, TableSink)]:
             raise ConfigError(
@@ -141,7 +124,17 @@ def sources(given: Sequence[Pipeline | str]) -> tuple[PipelineSource, ...]:
     return tuple(sorted(made, key=lambda each: each.group))
 
 
-TABLE = text(
+def require_no_handler(pipeline: Pipeline) -> None:
+    """Raise ConfigError for a pipeline whose handler would have to be run again: its statements name live tables."""
+    if pipeline.handle is not None:
+        raise ConfigError(
+            f"{pipeline!r} has {shown_handler(pipeline.handle)}, whose statements name the live tables: run "
+            "its new version as a second group into a schema beside them, then `seekpoint groups replace "
+            f"{pipeline.group} --by GROUP` (docs/guides/replace-a-handler.md)"
+        )
+
+
+_TABLE = text(
     """
     SELECT n.nspname AS schema, c.relname AS name, CAST(c.relkind AS text) AS kind
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)
@@ -178,81 +171,30 @@ _KEYS = text(
 
 def resolve(connection: Connection, name: str) -> Path | None:
     """Where the table lives that a sink or a group names so; None where there is none."""
-    row = connection.execute(TABLE, {"name": quoted(*name.split(".", 1))}).one_or_none()
+    row = connection.execute(_TABLE, {"name": quoted(*name.split(".", 1))}).one_or_none()
     return None if row is None else (row.schema, row.name)
 
 
 def targets(connection: Connection, given: Sequence[PipelineSource]) -> tuple[Target, ...]:
     """The tables that these pipelines write, as they are now. Raises ConfigError for one that cannot be rebuilt."""
     feeds: dict[Path, list[Feed]] = {}
-    handled: dict[Path, Path] = {}
-    by_handler: set[Path] = set()
     for n, source in enumerate(given):
         for number, sink in enumerate(source.pipeline.sinks):
             assert isinstance(sink, TableSink)
-            path = _plain(connection, repr(sink), sink.path)
-            feeds.setdefault(path, []).append(Feed(n, number, sink))
-            if source.has_handler:
-                handled[path] = path
-        for written in source.pipeline.writes if source.has_handler else ():
-            path = _plain(connection, f"{source.pipeline!r}: writes={written!r}", tuple(written.split(".")))
-            feeds.setdefault(path, [])
-            handled[path] = path
-            by_handler.add(path)
-    _require_own_names(connection, handled.values())
-    return tuple(
-        _target(
-            connection,
-            f"t{n}",
-            path,
-            feeds[path],
-            handled_as=handled.get(path),
-            by_handler=path in by_handler,
-        )
-        for n, path in enumerate(sorted(feeds))
-    )
+            feeds.setdefault(_path(connection, sink), []).append(Feed(n, number, sink))
+    return tuple(_target(connection, f"t{n}", path, feeds[path]) for n, path in enumerate(sorted(feeds)))
 
 
-def _plain(connection: Connection, who: str, named: Sequence[str]) -> Path:
-    """The table that is named so. Raises ConfigError where there is none, and for a view."""
-    row = connection.execute(TABLE, {"name": quoted(*named)}).one_or_none()
+def _path(connection: Connection, sink: TableSink) -> Path:
+    """Where the sink's table is. Raises ConfigError where there is none, and for a view."""
+    row = connection.execute(_TABLE, {"name": quoted(*sink.path)}).one_or_none()
     if row is None or row.kind not in {"r", "p"}:
         what = "is not there" if row is None else "is neither a plain nor a partitioned table"
-        raise ConfigError(f"{who}: the table {what}: only tables can be reloaded")
+        raise ConfigError(f"{sink!r}: the table {what}: only tables can be reloaded")
     return row.schema, row.name
 
 
-# Tables of a run, beside what it builds.
-RUNS_OWN = frozenset({"left_out", "lost", "dead_letter", "task_errors", "crash_check"})
-
-
-def _require_own_names(connection: Connection, handled: Collection[Path]) -> None:
-    """Refuse tables with equal names: the copies for handlers are in one schema, under the names of their tables."""
-    seen: dict[str, Path] = {}
-    hidden = [path for own in sorted(RUNS_OWN - {"dead_letter"}) if (path := resolve(connection, own))]
-    if handled and hidden:
-        raise ConfigError(
-            f"{'.'.join(hidden[0])} is on the search_path, and a handler that is rebuilt would find a run's own "
-            "table of that name in its place: rename it, or take its schema from the path"
-        )
-    for path in handled:
-        if path[1] in RUNS_OWN or seen.setdefault(path[1], path) != path:
-            other = "a run keeps a table of its own under that name" if path[1] in RUNS_OWN else ".".join(seen[path[1]])
-            raise ConfigError(
-                f"{'.'.join(path)} cannot be rebuilt by a handler beside another of its name ({other}): the copies "
-                "are found by their names alone; rename one"
-            )
-
-
-def _target(
-    connection: Connection,
-    staged: str,
-    path: Path,
-    feeds: Sequence[Feed],
-    *,
-    handled_as: Path | None,
-    by_handler: bool,
-) -> Target:
+def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Feed]) -> Target:
     name = {"name": quoted(*path)}
     columns = [Column(*row) for row in connection.execute(_COLUMNS, name)]
     kinds = {(type(f.sink), getattr(f.sink, "key", None), getattr(f.sink, "order_by", None)) for f in feeds}
@@ -260,30 +202,15 @@ def _target(
         raise ConfigError(
             f"{'.'.join(path)} is written by sinks of different kinds, keys or orders: it cannot be reloaded"
         )
-    first = feeds[0].sink if feeds else None
-    if isinstance(first, Upsert):
-        require_index(connection, repr(first), path, first.key)
-        key = first.key
-    else:
-        keys = [tuple(row.key) for row in connection.execute(_KEYS, name)]
-        key = _key_by_handler(columns, keys) if by_handler else _key_by_rows(first, columns, keys)
-    return Target(path, staged, tuple(columns), key, tuple(feeds), handled_as, by_handler)
-
-
-def _key_by_rows(sink: TableSink | None, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The first key that the sink's rows have."""
-    assert sink is not None
-    known = sink.written or tuple(column.name for column in columns if not column.is_numbered)
-    return next((one for one in keys if set(one) <= set(known)), ())
-
-
-def _key_by_handler(columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The first key without numbers that the database may have drawn: those are others in the rebuilt rows.
-
-    Where there is no such key, the first one; whether its numbers were drawn is known once the rows are there.
-    """
-    drawn = {column.name for column in columns if column.is_numbered}
-    return next((one for one in keys if not drawn & set(one)), keys[0] if keys else ())
+    sink = feeds[0].sink
+    if isinstance(sink, Upsert):
+        require_index(connection, repr(sink), path, sink.key)
+        return Target(path, staged, tuple(columns), sink.key, tuple(feeds))
+    # The first key that the sink's rows have.
+    written = set(sink.written or (column.name for column in columns if not column.is_numbered))
+    keys = (tuple(row.key) for row in connection.execute(_KEYS, name))
+    key: tuple[str, ...] = next((one for one in keys if set(one) <= written), ())
+    return Target(path, staged, tuple(columns), key, tuple(feeds))
 
 
 def aimed(sink: TableSink, path: Path) -> TableSink:

@@ -15,7 +15,9 @@ from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
-ALONE = "SELECT pg_advisory_lock(hashtext('roles of a test'))"  # two GRANTs ON DATABASE at once: one would fail
+# Two sessions that change the rights on one database at once: one would fail ("tuple concurrently updated").
+ALONE = "SELECT pg_advisory_lock(hashtext('roles of a test'))"
+ALONE_IN_TRANSACTION = "SELECT pg_advisory_xact_lock(hashtext('roles of a test'))"
 
 
 class LedgerRoles:

@@ -12,6 +12,7 @@ from seekpoint.errors import BatchRefused, ReloadRefused
 from seekpoint.jobs.reload import Reload
 from support.batch_process import batch, paused
 from support.before_cutover import reloaded, started
+from support.ledger_roles import ALONE_IN_TRANSACTION
 from support.reload_orders import Shop, doubled, of
 
 RECORDS = [of(n, n, n) for n in range(1, 31)]
@@ -71,9 +72,7 @@ def as_role(shop: Shop) -> Iterator[Callable[..., Reload]]:
     shop.execute(f"GRANT ALL ON SCHEMA {{schema}} TO {role}")
     shop.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO {role}")
     shop.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {{schema}} TO {role}")
-    with shop.engine.begin() as tx:
-        database = tx.execute(text("SELECT quote_ident(current_database())")).scalar()
-        tx.execute(text(f"GRANT CREATE ON DATABASE {database} TO {role}"))
+    _on_database(shop, f"GRANT CREATE ON DATABASE {{database}} TO {role}")
     engine = create_engine(shop.engine.url, connect_args={"options": f"-crole={role}"})
 
     def made(version: int) -> Reload:
@@ -82,16 +81,23 @@ def as_role(shop: Shop) -> Iterator[Callable[..., Reload]]:
 
     yield made
     engine.dispose()
-    shop.execute(f"DROP OWNED BY {role}")
+    _on_database(shop, f"DROP OWNED BY {role}")
     shop.execute(f"DROP ROLE {role}")
+
+
+def _on_database(shop: Shop, statement: str) -> str:
+    """Change a right on the database, while no other test does; returns the database's name."""
+    with shop.engine.begin() as tx:
+        tx.execute(text(ALONE_IN_TRANSACTION))
+        database: str = tx.execute(text("SELECT quote_ident(current_database())")).scalar_one()
+        tx.execute(text(statement.format(database=database)))
+    return database
 
 
 def test_a_role_that_cannot_create_a_schema_is_refused_at_the_opening(full: Shop, as_role: Callable[..., Any]) -> None:
     """By a reload, a verify and a batch: with what to grant, and before a run is on record or a group paused."""
     role = f"{full.schema}_limited"
-    with full.engine.begin() as tx:
-        database = tx.execute(text("SELECT quote_ident(current_database())")).scalar()
-        tx.execute(text(f"REVOKE CREATE ON DATABASE {database} FROM {role}"))
+    database = _on_database(full, f"REVOKE CREATE ON DATABASE {{database}} FROM {role}")
     said = rf"role {role} may not create the schema .*: GRANT CREATE ON DATABASE {database} TO {role} "
     for begin in (as_role(2).open, as_role(1).verify):
         with pytest.raises(ReloadRefused, match=said):

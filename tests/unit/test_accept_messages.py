@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from seekpoint.events import Announcer
 from seekpoint.ledger import Claim
 from seekpoint.records import Partition
+from seekpoint.worker.assignment.accept import _Accepted, accept_messages
 from seekpoint.worker.assignment.backlog import Backlog, Moment
 from seekpoint.worker.assignment.partitions import AssignedPartitions
 
@@ -68,7 +69,7 @@ def placed() -> AssignedPartitions:
 
 def take(made: AssignedPartitions, *read: tuple[int, int]) -> dict[Partition, tuple[int, int]]:
     messages: Any = [Message(partition, offset) for partition, offset in read]
-    chunk = made.accept_messages(messages)
+    chunk = accept_messages(made, messages, Announcer())
     kept = [(m.partition(), m.offset()) for m in chunk]
     assert len(kept) == len(set(kept)), "none of them twice"
     return {p: (r.start, r.end) for p, r in chunk.reads.items()}
@@ -83,9 +84,8 @@ def test_cursors_move_when_records_are_read_and_chain_over_gaps() -> None:
 
 def test_records_below_the_cursor_are_stale() -> None:
     """I3: what was read before is neither counted nor kept twice."""
-    made, stale = placed(), [Message(0, 9), Message(0, 10), Message(0, 10)]
-    kept: Any = made.accept_messages(stale)  # type: ignore[arg-type]
-    assert [m.offset() for m in kept] == [10]
+    stale: Any = [Message(0, 9), Message(0, 10), Message(0, 10)]
+    assert [m.offset() for m in accept_messages(placed(), stale, Announcer())] == [10]
     assert take(placed(), (0, 9), (0, 10), (0, 10)) == {ZERO: (10, 11)}
 
 
@@ -121,11 +121,16 @@ class Refused(Message):
         return None if self._offset < 0 else self._offset
 
 
+def refuse(made: AssignedPartitions, *events: Refused) -> None:
+    messages: Any = events
+    assert len(accept_messages(made, messages, Announcer())) == 0
+
+
 def test_a_refused_offset_counts_if_it_is_of_the_present_assignment() -> None:
     """I4: librdkafka's event survives a new assignment, and may be of the position before a decision."""
     for offset, is_noted in ((9, False), (10, True), (12, True), (-1, False)):
         made = placed()
-        made.accept_messages([Refused(0, offset)])  # type: ignore[list-item]
+        refuse(made, Refused(0, offset))
         assert bool(made.out_of_range) == is_noted, offset
 
 
@@ -134,14 +139,14 @@ def test_a_truncation_is_noted_where_a_leader_epoch_was_given_or_a_record_read()
     made = placed()
     made.activate({ZERO: Claim(ZERO, uuid4(), 1, 10, 3, uuid4())})
     take(made, (1, 10))
-    made.accept_messages([Refused(0, -1), Refused(1, -1)])  # type: ignore[list-item]
+    refuse(made, Refused(0, -1), Refused(1, -1))
     assert made.out_of_range == {ZERO: None, ONE: None}
 
 
 def test_a_partition_that_is_out_of_range_is_not_assigned_again_by_the_stop_of_another() -> None:
     made, others = placed(), list[Any]()
     made._client.unassign = lambda partitions, kept: others.append(kept)  # type: ignore[method-assign,assignment]
-    made.accept_messages([Refused(0, 10), Refused(1, 10)])  # type: ignore[list-item]
+    refuse(made, Refused(0, 10), Refused(1, 10))
     made.deactivate([ZERO])
     assert others == [{}]
 
@@ -167,23 +172,23 @@ def test_what_is_taken_by_runs_is_what_is_taken_one_by_one(
     def outcome() -> object:
         made = placed()
         made.on_revoked(list(gone), False)
-        for partition in held:
+        for partition in made.active.keys() & held:
             made.set_backlog(partition, Backlog(delay=60.0))
-        chunk = made.accept_messages(messages)
+        chunk = accept_messages(made, messages, Announcer())
         return (
             list(chunk),
             {p: (r.start, r.end, r.leader_epoch, r.timestamp_ms) for p, r in chunk.reads.items()},
             {p: (at.read_position, at.position, at.end, len(at.backlog or ())) for p, at in made.active.items()},
         )
 
-    with patch.object(AssignedPartitions, "_accept_run", lambda *_: False):
+    with patch.object(_Accepted, "add_run", lambda *_: False):
         one_by_one = outcome()
     assert outcome() == one_by_one
 
 
 def test_rising_offsets_of_one_partition_are_not_looked_at_one_by_one() -> None:
-    made, messages = placed(), [Message(0, 10), Message(0, 11), Message(1, 10), Message(0, 13)]
-    with patch.object(AssignedPartitions, "_accept_each", side_effect=AssertionError):
-        chunk: Any = made.accept_messages(messages)  # type: ignore[arg-type]
+    messages: Any = [Message(0, 10), Message(0, 11), Message(1, 10), Message(0, 13)]
+    with patch.object(_Accepted, "add_each", side_effect=AssertionError):
+        chunk = accept_messages(placed(), messages, Announcer())
     assert [(m.partition(), m.offset()) for m in chunk] == [(0, 10), (0, 11), (1, 10), (0, 13)]
     assert {p: (r.start, r.end) for p, r in chunk.reads.items()} == {ZERO: (10, 14), ONE: (10, 11)}

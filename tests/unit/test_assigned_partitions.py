@@ -13,15 +13,12 @@ from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
 from seekpoint.ledger import Attempt, Claim
 from seekpoint.records import LazyRecords, Partition, RawRecord
+from seekpoint.worker.assignment.accept import accept_messages
 from seekpoint.worker.assignment.backlog import Backlog, Moment
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.assignment.held import HeldPartitions
-from seekpoint.worker.assignment.partitions import (
-    ActivePartition,
-    AssignedPartitions,
-    ClaimingPartition,
-    StoppedPartition,
-)
+from seekpoint.worker.assignment.partitions import AssignedPartitions
+from seekpoint.worker.assignment.states import ActivePartition, StoppedPartition
 
 P, Q = Partition("t", 0), Partition("t", 1)
 
@@ -58,12 +55,13 @@ def places(told: Told) -> AssignedPartitions:
 
 
 def test_what_kafka_took_away_is_not_claimed_again_after_a_refusal(places: AssignedPartitions) -> None:
+    mine = {partition: active.claim for partition, active in places.active.items()}
     places.on_revoked([P], False)
-    places.deactivate([P])  # another worker's claim was found in the row
-    places.claim_later(P, ClaimingPartition())
+    places.claim_again(P, mine[P])  # another worker's claim was found in the row
     assert P not in places.claiming
-    places.claim_later(Q, ClaimingPartition())
-    assert Q in places.claiming
+    assert places.leave() == [mine[P]], "else it would count as a crash of this process"
+    places.claim_again(Q, mine[Q])
+    assert places.claiming[Q].known == mine[Q]
 
 
 def test_what_kafka_took_away_is_not_claimed_again_after_a_trouble(places: AssignedPartitions, told: Told) -> None:
@@ -72,8 +70,8 @@ def test_what_kafka_took_away_is_not_claimed_again_after_a_trouble(places: Assig
     places.suspend()
     assert list(places.claiming) == [Q]
     assert told.reads == set()
-    assert places.forget_revoked() == [mine], "its claim is given back, when the database answers"
-    assert places.forget_revoked() == []
+    assert places.leave() == [mine], "its claim is given back, when the database answers"
+    assert places.leave() == []
 
 
 def test_what_is_taken_away_while_it_waits_is_given_back_too(places: AssignedPartitions) -> None:
@@ -81,14 +79,14 @@ def test_what_is_taken_away_while_it_waits_is_given_back_too(places: AssignedPar
     places.suspend()
     places.on_revoked([P], True)
     assert list(places.claiming) == [Q]
-    assert places.forget_revoked() == [mine]
+    assert places.leave() == [mine]
 
 
 def test_what_is_assigned_again_before_the_loop_has_checked_stays_ours(places: AssignedPartitions) -> None:
     mine = places.active[P].claim
     places.on_revoked([P], False)
     places.on_assigned([P])
-    assert places.forget_revoked() == [mine]
+    assert places.leave() == [mine]
     assert P in places.claiming
 
 
@@ -108,8 +106,7 @@ def test_everything_claimed_is_given_back_in_the_end(places: AssignedPartitions)
 def test_a_stopped_partition_keeps_its_claim_while_it_is_checked_again(places: AssignedPartitions) -> None:
     mine = places.active[P].claim
     places.stop(P, OffsetLost(P, 5, "gone"))
-    at = places.stopped.pop(P)
-    places.claim_later(P, ClaimingPartition(known=at.claim))
+    places.claim_again(P, places.stopped[P].claim)
     places.stop(P, TopicRecreated(P, 5, "another"))
     assert mine in places.claims()
 
@@ -122,7 +119,7 @@ def test_what_waits_ends_with_its_placement(places: AssignedPartitions, how: str
     match how:
         case "taken":
             places.on_revoked([P], False)
-            places.forget_revoked()
+            places.leave()
         case "unplaced":
             places.deactivate([P])
         case "placed anew":
@@ -176,7 +173,7 @@ def test_what_was_revoked_and_assigned_again_cannot_be_stopped_by_its_old_batch(
     places.on_revoked([P], False)
     places.on_assigned([P])
     places.stop(P, OffsetLost(P, 5, "a poison record of the old batch"))
-    assert places.forget_revoked() == [mine]
+    assert places.leave() == [mine]
     assert P in places.claiming, "else nobody would ever read it"
     assert P not in places.stopped
 
@@ -218,7 +215,7 @@ class Record:
 
 def chunk(places: AssignedPartitions, read: Sequence[tuple[Partition, int]]) -> Chunk[RawRecord]:
     """These were read, and are records now."""
-    accepted = places.accept_messages(cast("Any", [Record(*at) for at in read]))
+    accepted = accept_messages(places, cast("Any", [Record(*at) for at in read]), Announcer())
     return Chunk([RawRecord(p.topic, p.number, at, None, None, None, (), 3) for p, at in read], accepted.reads)
 
 
@@ -244,7 +241,7 @@ def test_what_is_not_held_is_kept_and_taken_once(places: AssignedPartitions) -> 
     "happens",
     [
         lambda places: places.on_revoked([Q], False),
-        lambda places: (places.on_revoked([Q], False), places.forget_revoked()),
+        lambda places: (places.on_revoked([Q], False), places.leave()),
         lambda places: places.deactivate([Q]),
         lambda places: places.activate({Q: claim(Q, 9)}),
         lambda places: places.suspend(),
@@ -320,11 +317,11 @@ def test_what_was_kept_of_a_partition_is_taken_in_order_and_the_position_is_that
 
 def test_what_was_kept_counts_with_its_bytes(places: AssignedPartitions) -> None:
     """I3, H2: what is read ahead is bounded by it. A part of a chunk is a list, a whole one has counted its bytes."""
-    accepted = places.accept_messages(cast("Any", [Record(P, 5), Record(Q, 7), Record(Q, 8)]))
+    accepted = accept_messages(places, cast("Any", [Record(P, 5), Record(Q, 7), Record(Q, 8)]), Announcer())
     records = [RawRecord(*at, 1, b"k", b"x" * 9, (), 3) for at in (("t", 0, 5), ("t", 1, 7), ("t", 1, 8))]
     places.keep_others(Chunk(records, accepted.reads), frozenset([P]))
     assert (places.kept.records, places.kept.bytes) == (2, 20)
-    accepted = places.accept_messages(cast("Any", [Record(P, 6)]))
+    accepted = accept_messages(places, cast("Any", [Record(P, 6)]), Announcer())
     value = b"y" * 30
     whole = LazyRecords([value], [6], list, topic="t", partitions=[0], size=len(value))
     places.keep(Chunk(whole, accepted.reads))

@@ -14,8 +14,9 @@ from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits, StartAt
 from seekpoint.records import Partition
 from seekpoint.worker.assignment import Resources, WorkerAssignment
-from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions
+from seekpoint.worker.assignment.partitions import AssignedPartitions
 from seekpoint.worker.assignment.reconcile import ReconcileCase, classify
+from seekpoint.worker.assignment.states import ActivePartition
 
 P = Partition("t", 0)
 CLAIM = Claim(P, uuid4(), 1, 5, None, uuid4())
@@ -91,8 +92,8 @@ def test_a_lost_claim_of_a_revoked_partition_is_released() -> None:
     assert worker.assignment.reconcile({}) == {P}
     assert worker.partitions.claiming[P].known is None
     assert worker.partitions.claims() == [CLAIM]
-    assert worker.partitions.forget_revoked() == [CLAIM]
-    assert worker.partitions.forget_revoked() == []
+    assert worker.partitions.leave() == [CLAIM]
+    assert worker.partitions.leave() == []
 
 
 def test_a_revoked_partition_is_not_read_again() -> None:
@@ -101,7 +102,7 @@ def test_a_revoked_partition_is_not_read_again() -> None:
     worker.partitions.on_revoked([P], False)
     assert worker.assignment.reconcile({}) == {P}
     assert worker.client.assigned == []
-    assert worker.partitions.forget_revoked() == [CLAIM]
+    assert worker.partitions.leave() == [CLAIM]
 
 
 def test_a_revoked_partition_that_was_rolled_back_is_not_held_again() -> None:
@@ -113,7 +114,7 @@ def test_a_revoked_partition_that_was_rolled_back_is_not_held_again() -> None:
     assert worker.assignment.reconcile({OTHER: 0}) == {P}
     assert [e.claim.partition for e in worker.assignment.expected({OTHER: 0})] == [OTHER]
     assert worker.assignment.reconcile({OTHER: 0}) == set()
-    assert [claim.token for claim in worker.partitions.forget_revoked()] == [CLAIM.token]
+    assert [claim.token for claim in worker.partitions.leave()] == [CLAIM.token]
     assert worker.actions == ["rolled back"], "on record once"
 
 

@@ -17,8 +17,8 @@ from seekpoint.pipeline.policy import StartAt
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.chunk import Chunk, chain
-from seekpoint.worker.assignment.partitions import ActivePartition
 from seekpoint.worker.assignment.resources import Resources
+from seekpoint.worker.assignment.states import ActivePartition
 from seekpoint.worker.assignment.worker_assignment import WorkerAssignment
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -13,9 +13,9 @@ from seekpoint.kafka.offset_loss import unknown
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
-from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPartition
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
+from seekpoint.worker.assignment.states import ActivePartition
 
 # A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
 # (broker.session.timeout.ms); one that has just started, for less. A topic that is unknown for longer is gone.
@@ -36,7 +36,8 @@ class Claiming:
     """Claims, activates and releases the partitions of one consumer."""
 
     def __init__(self, resources: Resources, start: StartAt, scheduler: Scheduler) -> None:
-        self._partitions, _, self._ledger, self._identity, self._watermarks, self._announce = resources
+        self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
+        self._identity, self._watermarks = resources.identity, resources.watermarks
         self._start, self._scheduler = start, scheduler
         self._to_release: list[Claim] = []
         self._paused: str | None = None
@@ -108,9 +109,8 @@ class Claiming:
         for partition, stop in stops.items():
             if stop is not None:
                 self._partitions.stop(partition, stop)
-            elif (active := self._partitions.active.get(partition)) is not None:
-                self._partitions.deactivate([partition])
-                self._partitions.claim_later(partition, ClaimingPartition(known=active.claim))
+            elif (owned := self._partitions.owned(partition)) is not None:
+                self._partitions.claim_again(partition, owned.claim)
 
     def _await_topics(self, partitions: Sequence[Partition], now: float) -> None:
         """Ask again for topics that are unknown, and stop their partitions where they are unknown for long."""
@@ -153,7 +153,10 @@ class Claiming:
 
 
 def topic_id_mismatches(
-    group: str, active: Mapping[Partition, ActivePartition], answer: Answer, partitions: Iterable[Partition]
+    group: str,
+    owned: Callable[[Partition], ActivePartition | None],
+    answer: Answer,
+    partitions: Iterable[Partition],
 ) -> dict[Partition, PartitionStopped | None]:
     """Those of ``partitions`` whose topic is not the one their claim belongs to, each with its stop.
 
@@ -163,13 +166,13 @@ def topic_id_mismatches(
     ids = answer.result()
     found: dict[Partition, PartitionStopped | None] = {}
     for partition in partitions:
-        at, topic_id = active.get(partition), ids[partition.topic]
-        if at is None or topic_id == at.claim.topic_id:
+        state, topic_id = owned(partition), ids[partition.topic]
+        if state is None or topic_id == state.claim.topic_id:
             continue
         if topic_id is None or topic_id == NO_ID:
             found[partition] = None
         else:
-            known = at.claim
+            known = state.claim
             found[partition] = TopicRecreated.of(
                 group, partition, known.next_offset, stored=known.topic_id, topic_id=topic_id
             )

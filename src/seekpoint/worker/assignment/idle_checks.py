@@ -11,7 +11,6 @@ from seekpoint.kafka.offset_loss import classify as classify_loss
 from seekpoint.ledger import Move, Position
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.claiming import Claiming, topic_id_mismatches
-from seekpoint.worker.assignment.partitions import ClaimingPartition
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
 
@@ -22,7 +21,8 @@ class IdleChecks:
     def __init__(
         self, resources: Resources, topics: Collection[str], claiming: Claiming, reconciler: Reconciler
     ) -> None:
-        self._partitions, _, self._ledger, self._identity, self._watermarks, self._announce = resources
+        self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
+        self._identity, self._watermarks = resources.identity, resources.watermarks
         self._topics, self._claiming, self._reconciler = topics, claiming, reconciler
         self._next = 0.0  # when they run next, by the monotonic clock
 
@@ -58,7 +58,7 @@ class IdleChecks:
     def _check_topic_ids(self, answer: Answer, quiet: Sequence[Partition]) -> None:
         """Stop quiet partitions whose topic was recreated."""
         try:
-            mismatches = topic_id_mismatches(self._ledger.group, self._partitions.active, answer, quiet)
+            mismatches = topic_id_mismatches(self._ledger.group, self._partitions.active.get, answer, quiet)
             self._claiming.stop_or_reclaim(mismatches)
         except KafkaUnavailable as error:
             self._announce(events.KafkaTrouble(error=str(error)))
@@ -77,7 +77,7 @@ class IdleChecks:
                 # No record was applied at this end: only the epoch that the broker has *there* may be kept.
                 epoch = edge.leader_epoch if edge.offset == at.end else None
                 moves.append(Move(at.claim, at.read_position, at.end, epoch))
-        if mismatches := topic_id_mismatches(self._ledger.group, active, answer, partitions):
+        if mismatches := topic_id_mismatches(self._ledger.group, active.get, answer, partitions):
             self._claiming.stop_or_reclaim(mismatches)
             return
         try:
@@ -87,8 +87,7 @@ class IdleChecks:
             self._reconciler.reconcile({p: active[p].read_position for p in partitions})
             return
         for claim in moved:
-            at = active[claim.partition]
-            at.claim, at.read_position, at.end = claim, claim.next_offset, None
+            active[claim.partition].passed_end(claim)
 
     def _check_claims(self, rows: Mapping[Partition, Position], quiet: Sequence[Partition]) -> None:
         """Notice that a quiet partition was reset, paused or claimed by another worker, or lost in a failover."""
@@ -96,7 +95,7 @@ class IdleChecks:
         for partition in quiet:
             at, row = active.get(partition), rows.get(partition)
             if at is not None and (row is None or row.token != at.claim.token):
-                self._reconciler.claim_lost(partition, row)
+                self._reconciler.claim_lost(at.claim, row)
         if any(p in active and rows[p].next_offset < active[p].claim.next_offset for p in quiet):
             self._reconciler.reconcile({})
 
@@ -112,8 +111,7 @@ class IdleChecks:
             token, topic_id = (None, None) if row is None else (row.token, row.topic_id)
             now = ids[partition.topic]
             if at.is_over(token, topic_id, None if now == NO_ID != topic_id else now):
-                del self._partitions.stopped[partition]
-                self._partitions.claim_later(partition, ClaimingPartition(known=at.claim))
+                self._partitions.claim_again(partition, at.claim)
 
     def check_out_of_range(self) -> None:
         """The broker has no record at the read position: find out why, and who reset it, and stop in front of it (I4).
@@ -121,12 +119,11 @@ class IdleChecks:
         What was read before and is delayed is applied first: it may be nowhere else any more.
         """
         active, refused = self._partitions.active, self._partitions.out_of_range
-        at = {p: active[p] for p in refused if p in active}
-        missing = {p: one.read_position for p, one in at.items() if one.position == one.read_position}
+        missing = {p: active[p].read_position for p in refused if active[p].position == active[p].read_position}
         if not missing:
             return
         answer = self._identity.ask({p.topic for p in missing})
-        mismatches = topic_id_mismatches(self._ledger.group, active, answer, missing)
+        mismatches = topic_id_mismatches(self._ledger.group, active.get, answer, missing)
         self._claiming.stop_or_reclaim(mismatches)
         lost = {p: read_position for p, read_position in missing.items() if p not in mismatches}
         for partition in self._in_range(lost):
@@ -135,8 +132,7 @@ class IdleChecks:
         resets = {p: self._ledger.last_reset(p) for p in lost}
         by_hand = {p: str(reset) for p, reset in resets.items() if reset is not None and reset.to == lost[p]}
         self._claiming.stop_or_reclaim(classify_loss(self._ledger.group, lost, self._watermarks, by_hand))
-        for partition in missing:
-            refused.pop(partition, None)
+        self._partitions.decided(missing)
 
     def _in_range(self, positions: Mapping[Partition, int]) -> list[Partition]:
         """Those that the log has, where the broker has refused a later offset.

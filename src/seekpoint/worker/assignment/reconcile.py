@@ -16,8 +16,8 @@ from seekpoint.ledger import Claim, Position
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.claiming import Claiming
-from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPartition
 from seekpoint.worker.assignment.resources import Resources
+from seekpoint.worker.assignment.states import ActivePartition
 
 
 class ReconcileCase(Enum):
@@ -59,20 +59,21 @@ class Reconciler:
         ``starts`` is where the batch in hand begins. A partition that is in step may be tried again; every other one is
         read again from the ledger's position, or claimed again.
         """
-        rows = self._ledger.positions_of(self._partitions.active)
+        owned = self._partitions.all_owned()
+        rows = self._ledger.positions_of(owned)
         dropped: set[Partition] = set()
         fresh: dict[Partition, Claim] = {}
-        for partition, active in list(self._partitions.active.items()):
+        for partition, active in list(owned.items()):
             row, start = rows.get(partition), starts.get(partition)
             standing = classify(row, active, start)
             if standing is not ReconcileCase.IN_STEP:
                 dropped.add(partition)
             if row is None or standing is ReconcileCase.LOST:
-                self.claim_lost(partition, row)
+                self.claim_lost(active.claim, row)
                 continue
             known, expected = active.claim.next_offset, active.position if start is None else start
             if row.next_offset == active.position:  # the reader is where the ledger is: it reads on
-                active.claim = replace(active.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch)
+                active.reached(row.next_offset, row.leader_epoch)
             elif standing is not ReconcileCase.IN_STEP and (claim := self._reread(active.claim, row)) is not None:
                 fresh[partition] = claim
             if standing is ReconcileCase.COMMITTED_UNSEEN:
@@ -86,13 +87,11 @@ class Reconciler:
 
     def _reread(self, claim: Claim, row: Position) -> Claim | None:
         """The claim at the ledger's position, to be read from there; None where it is claimed again, or released."""
-        partition = claim.partition
         known = replace(claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch)
         # The next claim returns when an attempt is due, and how often it was tried. A revoked partition is not read any
-        # more: if it stayed active, every attempt of the batch would hold it and be refused, and none would release it.
-        if row.attempt_offset is not None or partition in self._partitions.revoked:
-            self._partitions.deactivate([partition])
-            self._partitions.claim_later(partition, ClaimingPartition(known=known))
+        # more: if it were held on, every attempt of the batch would be refused, and none would release it.
+        if row.attempt_offset is not None or claim.partition not in self._partitions.active:
+            self._partitions.claim_again(claim.partition, known)
             return None
         return replace(
             known,
@@ -102,19 +101,19 @@ class Reconciler:
             crashed_part_end=None if row.suspect_running else row.suspect_part_end,
         )
 
-    def claim_lost(self, partition: Partition, row: Position | None) -> None:
+    def claim_lost(self, claim: Claim, row: Position | None) -> None:
         """Stop reading at once; claim again where Kafka still assigns the partition to this consumer.
 
         Raises Fenced where there is no group: there, the newest claim wins.
         """
-        claim = self._partitions.active[partition].claim
+        partition = claim.partition
         self._announce(events.ClaimLost(partition=partition))
-        self._partitions.deactivate([partition])
         was_reset = row is not None and row.owner == self._ledger.owner  # an operator's reset keeps the owner
         if not self._has_group and not was_reset:
+            self._partitions.deactivate([partition])
             raise Fenced(f"{partition} was claimed by another worker; without a group the newest claim wins")
         wait = 0.0
         if not was_reset:
             self._lost += 1
             wait = Backoff().wait(self._lost)
-        self._partitions.claim_later(partition, ClaimingPartition(monotonic() + wait, known=claim))  # to be released
+        self._partitions.claim_again(partition, claim, monotonic() + wait)

@@ -14,8 +14,8 @@ from seekpoint.pipeline.policy import Retry
 from seekpoint.records import Cause, Failure, Partition, RawRecord
 from seekpoint.worker.assignment.backlog import Backlog, Moment, Part, SuspectRange, Try
 from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.assignment.partitions import ActivePartition
 from seekpoint.worker.assignment.resources import Resources
+from seekpoint.worker.assignment.states import ActivePartition
 
 # The least that one partition's backlog may hold, however many partitions share the limits of a batch.
 LEAST_RECORDS = 1000
@@ -48,7 +48,8 @@ class Scheduler:
     """The backlogs of one assignment, read one after the other; partitions without a backlog are not touched."""
 
     def __init__(self, resources: Resources, pipeline: Pipeline | None) -> None:
-        self._partitions, self._client, self._ledger, _, self._watermarks, self._announce = resources
+        self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
+        self._watermarks = resources.watermarks
         self._limits = self._ledger.limits
         self._retry = None if pipeline is None else pipeline.retry  # None: the loop's owner decides all this
         self._then = "" if pipeline is None else pipeline.on_poison.value
@@ -131,7 +132,7 @@ class Scheduler:
     def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         """What was read of a partition from ``stop.offset`` on is next again, when the wait is over."""
         placed = self._partitions.active.get(stop.partition)
-        if placed is None or stop.partition in self._partitions.revoked or placed.position != records[-1].offset + 1:
+        if placed is None or placed.position != records[-1].offset + 1:
             return  # not what was read under this placement: the ledger says where to read on
         backlog = placed.backlog
         if backlog is None:
@@ -140,18 +141,16 @@ class Scheduler:
         then = TRANSIENT if failure.cause is Cause.TRANSIENT else None
         attempt = Attempt(stop.offset, failure.attempts, failure.error, stop.wait, then=then)
         backlog.put_back(records, position, attempt, Moment.now())
-        if placed.read_position == records[-1].offset + 1:
-            placed.leader_epoch = records[-1].leader_epoch
+        placed.put_back(records)
         self._partitions.put_kept_into_backlog(stop.partition)
 
     # -- given ----------------------------------------------------------------------------------------
 
     def _open(self) -> list[tuple[Partition, ActivePartition, Backlog]]:
-        gone = self._partitions.revoked
         return [
             (partition, placed, placed.backlog)
             for partition, placed in self._partitions.backlogged.items()
-            if placed.backlog is not None and partition not in gone
+            if placed.backlog is not None
         ]
 
     def wait(self, most: float) -> float:
@@ -218,29 +217,26 @@ class Scheduler:
         """Read nothing more of partitions whose backlog is full."""
         records, size = self._bounds()
         full = [
-            (partition, placed)
+            partition
             for partition, placed, backlog in self._open()
             if not placed.is_paused and (len(backlog) >= records or backlog.bytes >= size)
         ]
         if full:
-            self._client.pause([partition for partition, _ in full])
-            for _, placed in full:
-                placed.is_paused = True
+            self._partitions.pause(full)
 
     def maintain(self) -> None:
         """Forget backlogs that are over, and read those on that have drained."""
         if not self:
             return
         records, size = self._bounds()
-        drained: dict[Partition, tuple[int, int | None]] = {}
+        drained: list[Partition] = []
         for partition, placed, backlog in self._open():
             if placed.is_paused and len(backlog) <= records // 2 and backlog.bytes <= size // 2:
-                drained[partition] = placed.read_position, placed.leader_epoch
-                placed.is_paused = False
+                drained.append(partition)
             if backlog.is_over:
                 self._partitions.set_backlog(partition, None)
         if drained:
-            self._client.resume(drained)
+            self._partitions.resume(drained)
 
     def _bounds(self) -> tuple[int, int]:
         """How many records and bytes one backlog may hold: together about as much as a batch."""

@@ -19,15 +19,16 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition, RawRecord
+from seekpoint.worker.assignment.accept import accept_messages
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.assignment.claiming import Claiming, topic_id_mismatches
 from seekpoint.worker.assignment.held import HeldPartitions
 from seekpoint.worker.assignment.idle_checks import IdleChecks
 from seekpoint.worker.assignment.kept import KeptChunks
-from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPartition
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
+from seekpoint.worker.assignment.states import ActivePartition
 
 
 class WorkerAssignment:
@@ -46,7 +47,8 @@ class WorkerAssignment:
         partitions: Iterable[tuple[str, int]] | None,
         pipeline: Pipeline | None = None,
     ) -> None:
-        self._partitions, self.client, self._ledger, self.identity, self._watermarks, self._announce = resources
+        self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
+        self.client, self.identity, self._watermarks = resources.client, resources.identity, resources.watermarks
         self._topics = (topics,) if isinstance(topics, str) else tuple(topics)
         self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
         self.scheduler = Scheduler(resources, pipeline)
@@ -73,7 +75,7 @@ class WorkerAssignment:
     @property
     def has_revoked(self) -> bool:
         """Whether Kafka took a partition away since the last :meth:`maintain`: read nothing more, commit, maintain."""
-        return bool(self._partitions.revoked)
+        return self._partitions.has_revoked
 
     def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
         """How many offsets each partition has yet to pass, stopped ones too; and those whose lag cannot be known.
@@ -102,9 +104,9 @@ class WorkerAssignment:
 
     def current_claims(self) -> list[Claim]:
         """The claims of :attr:`with_known_log`, as of their last COMMIT; without partitions that Kafka took away."""
-        active, stopped, revoked = self._partitions.active, self._partitions.stopped, self._partitions.revoked
-        found = [(p, active[p].claim if p in active else stopped[p].claim) for p in self.with_known_log]
-        return [claim for p, claim in found if claim is not None and p not in revoked]
+        active, stopped = self._partitions.active, self._partitions.stopped
+        found = [active[p].claim if p in active else stopped[p].claim for p in self.with_known_log]
+        return [claim for claim in found if claim is not None]
 
     # -- joining and leaving --------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class WorkerAssignment:
         if self._fixed is None:
             self.client.subscribe(self._topics, self._partitions.on_assigned, self._partitions.on_revoked)
         else:
-            self._partitions.claiming.update((p, ClaimingPartition()) for p in self._fixed)
+            self._partitions.assign_fixed(self._fixed)
 
     def leave(self, deadline: float = 10.0) -> None:
         """Release every claim and leave the group; what was read and not committed is read again elsewhere.
@@ -135,7 +137,7 @@ class WorkerAssignment:
 
     def accept_messages(self, messages: Iterable[Message]) -> Chunk[Message]:
         """Keep what belongs to an active partition and was not read before; move the read positions over it."""
-        chunk = self._partitions.accept_messages(messages)
+        chunk = accept_messages(self._partitions, messages, self._announce)
         if self.scheduler:
             self.scheduler.bound()
         return chunk
@@ -183,7 +185,7 @@ class WorkerAssignment:
         """Act on what was recorded: release what was revoked, decide on lost offsets, claim, check idle partitions."""
         if self.client.rebalanced:
             self._partitions.continue_reading()
-        self._claiming.release(self._partitions.forget_revoked())
+        self._claiming.release(self._partitions.leave())
         if self._partitions.out_of_range:
             self._checks.check_out_of_range()
         now = monotonic()
@@ -227,20 +229,18 @@ class WorkerAssignment:
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
         """What hold must find: the batch's where its reading began, others that it may read at their position."""
-        active = self.active
-        held = self._held.of(starts, active)
-        return [Expected(active[p].claim, starts.get(p, active[p].position)) for p in held]
+        owned = self._partitions.all_owned()
+        held = self._held.of(starts, owned)
+        return [Expected(owned[p].claim, starts.get(p, owned[p].position)) for p in held]
 
     def accept(self, moved: Iterable[Claim]) -> None:
         """Take the claims over, after COMMIT."""
-        now, moved = monotonic(), list(moved)
+        moved = list(moved)
         self._held.moved(claim.partition for claim in moved)
         for claim in moved:
-            at = self.active.get(claim.partition)
-            if at is not None and at.claim.token == claim.token:
-                at.claim, at.quiet_since = claim, now
-                if at.backlog is not None or at.unreadable:
-                    at.passed(claim.next_offset)
+            owned = self._partitions.owned(claim.partition)
+            if owned is not None and owned.claim.token == claim.token:
+                owned.committed(claim)
         self._reconciler.reset_backoff()
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
@@ -251,7 +251,7 @@ class WorkerAssignment:
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:
         """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
-        return topic_id_mismatches(self._ledger.group, self.active, answer, partitions)
+        return topic_id_mismatches(self._ledger.group, self._partitions.owned, answer, partitions)
 
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
         """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""

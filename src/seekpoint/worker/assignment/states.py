@@ -1,0 +1,102 @@
+"""What a worker knows of one partition: while it is claimed, while it is read, and where it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from uuid import UUID
+
+from seekpoint.errors import PartitionStopped, TopicRecreated, TopicUnknown
+from seekpoint.ledger import Claim
+from seekpoint.records import RawRecord
+from seekpoint.worker.assignment.backlog import Backlog
+
+
+@dataclass(slots=True)
+class ActivePartition:
+    """A partition that is read. ``read_position`` is the reader's own: it moves when a chunk is read, not on a commit.
+
+    Where records have to wait, they wait in ``backlog``: it ends when the partition is no longer active. ``kept_from``
+    is where those begin that were read and wait for the next batch.
+    """
+
+    claim: Claim
+    read_position: int
+    kept_from: int | None = None
+    end: int | None = None  # the log's end, when the client said that it was reached
+    quiet_since: float = field(default_factory=monotonic)
+    backlog: Backlog | None = None
+    leader_epoch: int | None = None  # of the last record that went into the backlog
+    is_paused: bool = False  # its backlog is full: the client reads no more of it
+    unreadable: dict[int, Exception] = field(default_factory=dict)
+    """The client's errors for records that were read, by offset."""
+
+    @property
+    def position(self) -> int:
+        """Where the records that are given next begin: the ledger's position, unless a batch is in hand."""
+        if self.kept_from is not None:
+            return self.kept_from
+        return self.read_position if self.backlog is None or not len(self.backlog) else self.backlog.position
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The leader epoch of the record in front of the read position; None where it is not known (open batch)."""
+        if self.backlog is not None and len(self.backlog):
+            return self.leader_epoch
+        return self.claim.leader_epoch if self.read_position == self.claim.next_offset else None
+
+    @property
+    def has_trailing(self) -> bool:
+        """Whether only control records lie between the position and the log's end."""
+        return self.end is not None and self.end > self.read_position == self.position
+
+    def committed(self, claim: Claim) -> None:
+        """COMMIT has moved the ledger's position: what was on record in front of it is gone."""
+        self.claim, self.quiet_since = claim, monotonic()
+        if self.unreadable:
+            self.unreadable = {at: error for at, error in self.unreadable.items() if at >= claim.next_offset}
+        if self.backlog is not None:
+            self.backlog.noted = -1
+
+    def passed_end(self, claim: Claim) -> None:
+        """The ledger's position is the log's end now: no record lay in front of it."""
+        self.claim, self.read_position, self.end = claim, claim.next_offset, None
+
+    def reached(self, offset: int, leader_epoch: int | None) -> None:
+        """The ledger is where the reader is: a COMMIT whose answer was lost took effect."""
+        self.claim = replace(self.claim, next_offset=offset, leader_epoch=leader_epoch)
+
+    def put_back(self, records: Sequence[RawRecord]) -> None:
+        """What was read last waits in the backlog again."""
+        if self.read_position == records[-1].offset + 1:
+            self.leader_epoch = records[-1].leader_epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimingPartition:
+    """A partition that is assigned and not claimed yet. ``known``: this worker's previous claim."""
+
+    not_before: float = 0.0
+    stalled: bool = False  # another transaction held its row
+    known: Claim | None = None
+
+
+@dataclass(slots=True)
+class StoppedPartition:
+    """A partition that is not read; ``claim`` is this worker's claim, where it was active before."""
+
+    stop: PartitionStopped
+    claim: Claim | None = None
+    is_stored: bool = False  # the ledger has the stop
+    store_at: float = 0.0  # when it is tried next, by the monotonic clock
+
+    def is_over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
+        """Whether to claim it again: the row has another token, it is another topic by now, or is known again.
+
+        ``stored`` is the topic's id in the row, ``now`` what the brokers answer; None where there is none.
+        """
+        decided = token is not None and token != self.stop.token
+        if decided or now is None or isinstance(self.stop, TopicRecreated):
+            return decided
+        return now != stored or isinstance(self.stop, TopicUnknown)

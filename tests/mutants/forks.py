@@ -20,7 +20,7 @@ import pytest
 
 from mutants.breakage import ROOT
 
-OPTIONS = ["-q", "--no-header", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=120"]
+OPTIONS = ["-q", "--no-header", "--assert=plain", "-p", "no:cacheprovider", "--timeout=120"]
 # What most of the time before a test's first line goes into. Nothing of seekpoint: a child imports the broken one.
 STABLE = (
     "_pytest.assertion.rewrite",

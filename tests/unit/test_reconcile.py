@@ -68,6 +68,7 @@ class OneWorker:
         self.actions: list[str] = []
         rows = {P: stored, OTHER: SimpleNamespace(**{**vars(stored), "token": OTHER_CLAIM.token, "next_offset": 0})}
         ledger = SimpleNamespace(
+            group="g",
             limits=Limits(),
             owner=uuid4(),
             positions_of=lambda asked: {p: rows[p] for p in asked},
@@ -131,3 +132,13 @@ def test_a_revoked_partition_is_not_mirrored() -> None:
     assert one.assignment.current_claims() == [CLAIM]
     one.partitions.on_revoked([P], False)
     assert one.assignment.current_claims() == []
+
+
+def test_the_topic_of_a_revoked_partition_is_compared_until_its_batch_has_ended() -> None:
+    """I4: Kafka may take it away while the answer is awaited whose id decides on COMMIT."""
+    worker = OneWorker(token=CLAIM.token, next_offset=5)
+    answer: Any = SimpleNamespace(result=lambda: {"t": uuid4()})
+    worker.partitions.on_revoked([P], False)
+    assert list(worker.assignment.topic_id_mismatches(answer, [P])) == [P]
+    worker.partitions.leave()
+    assert worker.assignment.topic_id_mismatches(answer, [P]) == {}

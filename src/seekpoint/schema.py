@@ -58,7 +58,7 @@ from seekpoint.ledger.schema_revision import (
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres import pooler
 from seekpoint.postgres.engine import check_connections
-from seekpoint.postgres.sqlstates import OBJECT_NOT_IN_PREREQUISITE_STATE
+from seekpoint.postgres.sqlstates import OBJECT_NOT_IN_PREREQUISITE_STATE, sqlstate
 
 __all__ = [
     "BASE",
@@ -262,9 +262,13 @@ END
 
 
 def run_in_schema(schema: str, statements: str) -> None:
-    """Run statements that name tables as ``seekpoint.TABLE`` in this schema; for ``migrations/versions`` alone."""
+    """Run statements that name tables as ``seekpoint.TABLE`` in this schema; for ``migrations/versions`` alone.
+
+    Each ends with a line, and is sent by itself: asyncpg takes no more at a time.
+    """
     named = statements.replace(f"{DEFAULT_SCHEMA}.", f"{_plain.identifier_preparer.quote(schema)}.")
-    op.execute(text(named.rstrip().removesuffix(";").replace(":", r"\:")))
+    for statement in named.rstrip().removesuffix(";").split(";\n"):
+        op.execute(text(statement.replace(":", r"\:")))
 
 
 def _run_block(body: str) -> None:
@@ -273,10 +277,17 @@ def _run_block(body: str) -> None:
     try:
         op.execute(text(f"DO {tag}{body}{tag}".replace(":", r"\:")))
     except DBAPIError as error:
-        if not isinstance(error.orig, psycopg.Error) or error.orig.sqlstate != _REFUSED:
+        if sqlstate(error) != _REFUSED:
             raise
-        diag = error.orig.diag
-        raise ConfigError(f"{diag.message_primary}. {diag.message_hint}") from None
+        raise ConfigError(_message(error.orig)) from None
+
+
+def _message(refusal: Any) -> str:
+    """What the server has said, by psycopg or by the driver of the host's migrations (asyncpg)."""
+    if isinstance(refusal, psycopg.Error):
+        return f"{refusal.diag.message_primary}. {refusal.diag.message_hint}"
+    cause = refusal.__cause__  # asyncpg's own error, around which SQLAlchemy has put one of DBAPI's
+    return f"{getattr(cause, 'message', refusal)}. {getattr(cause, 'hint', '')}"
 
 
 def _droppable(context: MigrationContext) -> set[str]:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from alembic import op
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, create_engine, func, inspect, make_url, select, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Engine, create_engine, event, func, inspect, make_url, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from seekpoint import schema
@@ -158,6 +160,37 @@ def test_other_databases_and_targets_are_refused() -> None:
         schema.upgrade(create_engine("sqlite://", poolclass=NullPool))
     with pytest.raises(ConfigError, match=r"not AsyncEngine.*run_sync\(seekpoint\.schema\.upgrade\)"):
         schema.upgrade(AsyncEngine())  # type: ignore[arg-type]
+
+
+def test_each_statement_is_sent_by_itself(engine: Engine) -> None:
+    """The drivers of some hosts (asyncpg) prepare each statement, and the server prepares no two at once."""
+
+    def prepared(cursor: Any, statement: str, parameters: Any, _context: Any) -> bool:
+        cursor.execute(statement, parameters, prepare=True)
+        return True
+
+    event.listen(engine, "do_execute", prepared)
+    schema.upgrade(engine)
+    assert at(engine) == schema.HEAD
+    schema.downgrade(engine)
+    assert at(engine) is None
+
+
+def test_a_refusal_by_the_driver_of_an_async_host_is_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfAsyncpg(Exception):  # noqa: N818 -- as asyncpg and SQLAlchemy shape it; neither asyncpg nor greenlet is here
+        message, hint = "seekpoint: a run is open: 5", "Let it end"
+
+    class Adapted(Exception):  # noqa: N818
+        sqlstate = "55000"
+
+    def refuse(_statement: object) -> None:
+        adapted = Adapted("<class 'asyncpg'>: ...")
+        adapted.__cause__ = OfAsyncpg()
+        raise DBAPIError("DO ...", None, adapted)
+
+    monkeypatch.setattr(op, "execute", refuse)
+    with pytest.raises(ConfigError, match=r"^seekpoint: a run is open: 5\. Let it end$"):
+        schema.refuse_open_runs("seekpoint")
 
 
 def test_unknown_revisions_are_refused(engine: Engine) -> None:

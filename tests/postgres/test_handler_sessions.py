@@ -18,6 +18,7 @@ from support.fixtures import NewEngine
 from support.round_trips import trips
 from support.service import Service, driver
 from support.sink_tables import Ground
+from support.waiting import until
 
 
 @pytest.fixture
@@ -237,9 +238,13 @@ def test_an_advisory_lock_ends_after_commit(service: Service) -> None:
         tx.execute(text("SELECT pg_advisory_lock(815, 1)"))
 
     service.run(handle, ["a"])
-    with service.ground.engine.connect() as tx:
-        held = tx.execute(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 815"))
-        assert held.scalar_one() == 0
+    locks = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 815")
+
+    def is_free() -> bool:
+        with service.ground.engine.connect() as tx:
+            return bool(tx.execute(locks).scalar_one() == 0)
+
+    until(is_free, "the server's end of the session, whose connection was closed")
 
 
 def test_a_session_whose_statements_were_forgotten_is_not_replaced(service: Service) -> None:

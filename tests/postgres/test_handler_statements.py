@@ -111,6 +111,34 @@ def test_a_bad_row_in_a_pipeline_is_its_own_records_fault(counter: Counter) -> N
     assert counter.rows() == list(enumerate(HUNDRED[:40]))
 
 
+@pytest.mark.parametrize(
+    ("statement", "logged"),
+    [
+        ("INSERT INTO {t} VALUES (0, 'bad')", []),
+        ("SELECT pg_terminate_backend(pg_backend_pid())", []),
+        ("SELECT 1 / 0", ["division by zero"]),
+    ],
+    ids=["refused row", "lost connection", "another error"],
+)
+def test_psycopg_logs_no_error_of_a_pipeline_again(
+    counter: Counter, caplog: pytest.LogCaptureFixture, statement: str, logged: list[str]
+) -> None:
+    """A statement's own error is logged by psycopg where the handler has raised another one in front of it."""
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        with driver(tx).pipeline():
+            driver(tx).execute(f"INSERT INTO {counter.t} VALUES (1, 'good')")
+            driver(tx).execute(statement.format(t=counter.t))
+            if logged:
+                raise ValueError("of the handler")
+            driver(tx).execute("SELECT 1").fetchone()
+
+    with suppress(psycopg.Error, ValueError):
+        counter.run(handle, "v0")
+    warnings = [one.getMessage() for one in caplog.records if one.name == "psycopg"]
+    assert [text.rsplit(": ", 1)[-1] for text in warnings] == logged
+
+
 @pytest.mark.parametrize("catches", ["once", "each"])
 def test_an_error_that_is_caught_in_a_pipeline_is_heard(counter: Counter, catches: str) -> None:
     """The server skips the rest of the pipeline: what the driver raises then is no lost connection."""

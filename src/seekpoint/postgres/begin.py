@@ -9,6 +9,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from seekpoint.postgres.pipeline_log import repeated_errors_unlogged
+
 Query = tuple[str, Mapping[str, Any]]
 
 
@@ -32,7 +34,7 @@ def _run(driver: psycopg.Connection[Any], queries: Iterable[Query], *, binary: b
     if driver.info.transaction_status != TransactionStatus.IDLE or not psycopg.Pipeline.is_supported():
         return [_cursor(driver).execute(*query, binary=binary) for query in queries]
     try:
-        with driver.pipeline() as pipeline:
+        with repeated_errors_unlogged(), driver.pipeline() as pipeline:
             driver.pgconn.send_query_params(b"BEGIN ISOLATION LEVEL READ COMMITTED", None)
             pipeline.result_queue.append(None)
             return [_cursor(driver).execute(*query, binary=binary) for query in queries]

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, PoolProxiedConnection
 
 from seekpoint.errors import HandlerMisuse
 from seekpoint.postgres.begin import first_row
+from seekpoint.postgres.pipeline_log import repeated_errors_unlogged
 from seekpoint.postgres.round_trip import Statement, StatementFailed, begin_and_run, with_values
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
@@ -212,7 +213,12 @@ class HandlerConnection(Connection):
         self._restore_options()
         self.was_lent = self.was_lent_now = self._is_lent = self.savepoints.is_lent = True
         try:
-            with settings_kept(driver), ending_refused(driver, self._misuse), savepoints_ended(self):
+            with (
+                repeated_errors_unlogged(),
+                settings_kept(driver),
+                ending_refused(driver, self._misuse),
+                savepoints_ended(self),
+            ):
                 yield
         finally:
             self._is_lent = False

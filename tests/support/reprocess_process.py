@@ -28,11 +28,11 @@ class Reprocessor(JobProcess):
 def _stand_at(at: str, nth: int) -> None:
     made, passed = getattr(RangeRun, PLACES[at]), iter(range(10**6))
 
-    def standing(*given: Any) -> Any:
+    def standing(*given: Any, **named: Any) -> Any:
         last = next(passed) == nth
         if last and at == "read":
             stand()
-        found = made(*given)
+        found = made(*given, **named)
         if last:
             stand()
         return found

@@ -286,6 +286,22 @@ def _count(sink: Sink, rows: Sequence[Row]) -> int:
     return len(rows)
 
 
+def check_deferred(tx: HandlerConnection) -> None:
+    """Ask now what would be asked at COMMIT; and take the question back, as later parts may wait for it.
+
+    Raises Failed for a violation.
+    """
+    probe = tx.begin_nested()
+    try:
+        tx.execute(CHECK_DEFERRED)
+    except Exception as error:
+        if (fault := fault_of(error)) is None:
+            raise
+        raise Failed(error, Cause.DATABASE, fault=fault) from error
+    finally:
+        probe.rollback()
+
+
 def part_spans(part: Sequence[DecodedRecord]) -> list[Span]:
     """The offsets that a part covers, as a handler gets them."""
     starts: dict[tuple[str, int], int] = {}
@@ -515,7 +531,7 @@ class _Parts:
     def _write(self, part: Sequence[DecodedRecord]) -> Sequence[int]:
         counts = write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
         if self._mode.checks_deferred:
-            self._check_deferred()
+            check_deferred(self._tx)
         return counts
 
     def _prove(self, part: Sequence[DecodedRecord]) -> None:
@@ -576,15 +592,3 @@ class _Parts:
         cause = self._cause(raws, failed)
         for raw in raws:
             fail(self._pipeline, self._batch.outcome, raw, failed.error_of(raw), cause)
-
-    def _check_deferred(self) -> None:
-        """Ask now what would be asked at COMMIT; and take the question back, as later parts may wait for it."""
-        probe = self._tx.begin_nested()
-        try:
-            self._tx.execute(CHECK_DEFERRED)
-        except Exception as error:
-            if (fault := fault_of(error)) is None:
-                raise
-            raise Failed(error, Cause.DATABASE, fault=fault) from error
-        finally:
-            probe.rollback()

@@ -15,7 +15,7 @@ from sqlalchemy import Row
 
 from seekpoint.errors import HandlerMisuse, ReprocessRefused
 from seekpoint.jobs.reprocess.plan import left_out, require_range
-from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, dead_letter_of, nothing_left_out
+from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Piece, Range, RangeFollower
 from seekpoint.ledger import Ledger
@@ -29,8 +29,7 @@ from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.session import CommitRefused, CommitUnanswered, Session, TransactionFailed, raised_by
 from seekpoint.postgres.sqlstates import is_data_error, is_transient
-from seekpoint.records import Cause, NewDeadLetter, Partition
-from seekpoint.worker.apply import Failed
+from seekpoint.records import NewDeadLetter, Partition
 from seekpoint.worker.replay.preconditions import check_group
 from seekpoint.worker.replay.replay_one import as_worker, session_of
 
@@ -73,10 +72,7 @@ class RangeRun:
             upto = min(position + width, end)
             pieces = list(self._follower.read_to({self._at: upto}))
             began = monotonic()
-            if not self._apply(position, upto, pieces):
-                width = (upto - position) // 2
-                self._follower.reassign({self._at: position})
-                continue
+            self._apply(position, upto, pieces)
             width = self._next_width(upto - position, monotonic() - began, pieces)
             position = upto
         progress("reprocessing", end - start, end - start)
@@ -88,29 +84,22 @@ class RangeRun:
         share = min(LONG / max(seconds, 0.001), limits.batch_bytes / max(size, 1), 2.0)
         return max(1, min(limits.batch_records, int(width * share)))
 
-    def _apply(self, start: int, end: int, pieces: Sequence[Piece]) -> bool:
-        """Apply these records in one transaction; False where its COMMIT was refused, so that fewer are to be tried."""
+    def _apply(self, start: int, end: int, pieces: Sequence[Piece]) -> None:
+        """Apply these records in one transaction."""
         try:
-            return self._apply_or_shrink(start, end, pieces)
+            try:
+                retried(lambda: self._transaction(start, end, pieces), _may_pass)
+            except CommitRefused as refused:  # a deferred constraint: some record of them is at fault
+                if not is_data_error(refused.error):
+                    raise
+                retried(lambda: self._transaction(start, end, pieces, checks_deferred=True), _may_pass)
         except TransactionFailed as failed:
             raise failed.error from failed.error.__cause__
         finally:
             if self._pipeline.handle is not None:  # what it has left on the session ends with it
                 self._session.close()
 
-    def _apply_or_shrink(self, start: int, end: int, pieces: Sequence[Piece]) -> bool:
-        try:
-            retried(lambda: self._transaction(start, end, pieces), _may_pass)
-        except CommitRefused as refused:  # a deferred constraint: some record of them is at fault
-            if not is_data_error(refused.error):
-                raise
-            if end - start > 1:
-                return False
-            failed = Failed(refused.error, Cause.DATABASE)
-            retried(lambda: self._transaction(start, end, pieces, failed), _may_pass)
-        return True
-
-    def _transaction(self, start: int, end: int, pieces: Sequence[Piece], failed: Failed | None = None) -> None:
+    def _transaction(self, start: int, end: int, pieces: Sequence[Piece], *, checks_deferred: bool = False) -> None:
         try:
             with self._session.transaction() as tx:
                 before = session_of(tx)
@@ -120,7 +109,7 @@ class RangeRun:
                     return
                 left_out = self._left_out(scope, start, end)
                 transaction = as_worker(tx, self._ledger.limits, before)
-                outcome = self._write(tx, scope, pieces, left_out, failed)
+                outcome = self._write(tx, scope, pieces, left_out, checks_deferred=checks_deferred)
                 self._keep(scope, outcome.dead_letters)
                 self._advance(scope, start, end, transaction, outcome)
         except CommitUnanswered:
@@ -160,22 +149,15 @@ class RangeRun:
         scope: GroupConnection,
         pieces: Sequence[Piece],
         left_out: LeftOut,
-        failed: Failed | None,
+        *,
+        checks_deferred: bool,
     ) -> Outcome:
-        """Write the records, or dead-letter them all with ``failed``."""
+        """Write the records, or dead-letter them."""
         held = None
         if self._pipeline.keep_key_order:
             blocked = scope.execute(REPROCESS["blocked_keys"], run=self._run.id)
             held = {(self._at.topic, bytes(row.key)): int(row.first) for row in blocked}
-        parts = Parts(tx, self._pipeline, held=held)
-        for piece in pieces:
-            if failed is None:
-                parts.take(piece, left_out)
-                continue
-            for record in piece:
-                if not left_out(record):
-                    parts.outcome.dead_letters.append(dead_letter_of(self._pipeline, record, failed, is_ordered=True))
-        return parts.flush()
+        return all_of(Parts(tx, self._pipeline, held=held, checks_deferred=checks_deferred), pieces, left_out)
 
     def _keep(self, scope: GroupConnection, dead_letters: Sequence[NewDeadLetter]) -> None:
         """Store what could not be applied, whole, in the transaction that passes it."""

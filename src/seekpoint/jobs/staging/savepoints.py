@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.staging.attempt_tables import AttemptSink
@@ -14,7 +15,8 @@ from seekpoint.pipeline.sink import Row
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault
 from seekpoint.records import BLOCKED_BY_KEY, AnyRecord, Failure, NewDeadLetter, RawRecord, State
-from seekpoint.worker.apply import DecodedRecord, Failed, decode_record, part_spans, write
+from seekpoint.worker.apply import DecodedRecord, Failed, check_deferred, decode_record, part_spans, write
+from seekpoint.worker.bisect import PartFailure, Strides, bisect
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
 
@@ -43,6 +45,7 @@ class Parts:
     ``seen`` is called with what each part under a savepoint has written: the records, each with its rows. ``held`` are
     the keys after whose dead letters (by offset) later records are held, where they come in the order of the log.
     ``blocks_later``: records after a dead letter of their key are blocked once all ranges are staged.
+    ``checks_deferred``: deferred constraints are checked after each part, as COMMIT has refused all of them together.
     """
 
     def __init__(
@@ -53,10 +56,12 @@ class Parts:
         *,
         held: dict[tuple[str, bytes], int] | None = None,
         blocks_later: bool = False,
+        checks_deferred: bool = False,
     ) -> None:
         self._tx, self._pipeline, self._seen, self._held = tx, pipeline, seen, held
-        self._is_ordered = held is not None or blocks_later
+        self._is_ordered, self._checks_deferred = held is not None or blocks_later, checks_deferred
         self._waiting: list[DecodedRecord] = []
+        self._strides = Strides()
         self.outcome = Outcome([0] * len(pipeline.sinks))
 
     def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
@@ -114,38 +119,35 @@ class Parts:
         return sink.placed(rows, raw) if rows is not None and isinstance(sink, AttemptSink) else rows
 
     def flush(self) -> Outcome:
-        """Write what is waiting."""
+        """Write what is waiting, but for the records that cannot be written."""
         waiting, self._waiting = self._waiting, []
-        self._write(waiting)
+        failed: set[int] = set()
+
+        def admitted(part: range, _again: bool) -> Sequence[int]:
+            failed.update(n for n in part if n not in failed and self._held and self._holds(waiting[n].raw))
+            return [n for n in part if n not in failed]
+
+        for found in bisect(len(waiting), partial(self._try, waiting), self._strides, admitted):
+            failed.update(found.indexes)
+            for n in found.indexes:
+                self._add_dead_letter(waiting[n].raw, found.error)
         self.outcome.dead_letters.sort(key=lambda aside: _place(aside.record))
         return self.outcome
 
-    def _write(self, part: Sequence[DecodedRecord]) -> None:
-        """All of them, or those that can be: halved until each other one is alone, unless the database names them."""
-        while part := [one for one in part if not (self._held and self._holds(one.raw))]:
-            failed = self._try(part)
-            if failed is None:
-                return
-            if not failed.named and len(part) > 1:
-                middle = len(part) // 2
-                self._write(part[:middle])
-                part = part[middle:]
-                continue
-            bad = {_place(raw) for raw in failed.named} or {_place(part[0].raw)}
-            for one in part:
-                if _place(one.raw) in bad:
-                    self._add_dead_letter(one.raw, failed)
-            part = [one for one in part if _place(one.raw) not in bad]
-
-    def _try(self, part: Sequence[DecodedRecord]) -> Failed | None:
+    def _try(self, waiting: Sequence[DecodedRecord], indexes: Sequence[int]) -> PartFailure[Failed] | None:
+        """Write the records of these indexes, all or none."""
+        part = [waiting[n] for n in indexes]
         savepoint = self._tx.begin_nested()
         try:
             write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
+            if self._checks_deferred:
+                check_deferred(self._tx)
         except Failed as failed:
             if failed.fault is not Fault.DATA:
                 raise failed.error from failed  # no record's fault
             savepoint.rollback()
-            return failed
+            named = {_place(raw) for raw in failed.named}
+            return PartFailure(failed, tuple(n for n in indexes if _place(waiting[n].raw) in named))
         savepoint.commit()
         self.outcome.applied += len(part)
         for number in range(len(self.outcome.rows)):

@@ -9,9 +9,10 @@ import traceback
 from functools import partial
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InternalError
 
 from seekpoint import Ledger, Pipeline, Text, Worker, errors, events
 from seekpoint.errors import (
@@ -26,7 +27,7 @@ from seekpoint.errors import (
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Identity
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.sqlstates import is_transient, sqlstate
+from seekpoint.postgres.sqlstates import connection_lost, is_transient, sqlstate
 from seekpoint.records import Cause, Failure, Partition
 from seekpoint.testing import record
 from support.public_kinds import ERRORS
@@ -208,3 +209,11 @@ def test_an_exception_whose_properties_raise_is_one_records_error() -> None:
     assert sqlstate(error) is None
     assert not is_transient(error)
     assert "the service is away" in str(events.DatabaseTrouble(error=error).as_fields())
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_an_answer_after_which_the_server_ends_the_session_may_be_asked_for_again(has_ended: bool) -> None:
+    """psycopg reports two results, without an SQLSTATE, and SQLAlchemy that the session is gone."""
+    reported = psycopg.InternalError("received 2 results from command 'COMMIT'")
+    error = InternalError("COMMIT", {}, reported, connection_invalidated=has_ended)
+    assert is_transient(error) is connection_lost(error) is has_ended

@@ -161,8 +161,13 @@ def _may_succeed_again(error: BaseException) -> bool:
         return False
     code = sqlstate(error)
     if code is None:  # it never reached the server, or the answer is lost
-        return isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError)
+        return isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError) or _was_ended(error)
     return fault(code) is Fault.TRANSIENT
+
+
+def _was_ended(error: BaseException) -> bool:
+    """Whether the server ended the session right after its answer, which psycopg then reports as two results."""
+    return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
 def may_be_of_before_alter(error: BaseException) -> bool:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import Fenced
 from seekpoint.ledger import Attempt
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition
 from support.ledger_desk import CLUSTER, Desk, backend, wait_until_blocked, waits_for_lock
 from support.round_trips import trips
@@ -96,7 +97,9 @@ def test_a_claim_whose_connection_is_lost_is_made_or_not(desk: Desks, elsewhere:
     def claims() -> bool:
         try:
             worker.claim(*partitions)
-        except OperationalError:
+        except DBAPIError as error:
+            if not is_transient(error):
+                raise
             return False
         assert len({claim.epoch for claim in worker.claims.values()}) == 1
         return True

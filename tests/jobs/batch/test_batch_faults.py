@@ -152,7 +152,11 @@ def test_a_batch_that_is_taken_over_after_a_worker_advanced_is_ended(shop: Shop)
     worker = shop.worker()
     worker.reached(shop.topic, len(FIRST))
     worker.placed(2)
-    with pytest.raises(BatchRefused, match="workers own partitions"):
+    owners = (
+        rf"workers own partitions of group '{shop.group}': \w{{8}} \(since .*\)\. Stop them; or say --pause "
+        r"\(pause=True\), and they wait while the batch runs"
+    )
+    with pytest.raises(BatchRefused, match=owners):
         batch(shop).take_over(run)
     assert batch(shop).runs.get(run).is_open, "nothing was decided"
     worker.stop()
@@ -181,7 +185,9 @@ def test_two_batches_at_once(shop: Shop) -> None:
     refused: list[BatchRefused] = []
 
     def another(run: Run) -> None:
-        with pytest.raises(BatchRefused, match=f"batch {run.id} is at work") as caught:
+        with pytest.raises(
+            BatchRefused, match=rf"batch {run.id} is at work on group .*: wait for its end; where"
+        ) as caught:
             batch(shop).run(pause=True)
         refused.append(caught.value)
 

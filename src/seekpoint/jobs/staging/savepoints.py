@@ -184,9 +184,9 @@ def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_ord
         )
     elif pipeline.keep_key_order and raw.key is not None and not is_ordered:
         why = (
-            "and later records of its key would have to be blocked behind it, which a batch does not do. Let a worker "
-            "run over it; or fix the pipeline; or name what orders an Upsert's rows (Upsert(order_by=) or "
-            "Upsert(offset_column=)), which needs no order of keys; and start another run"
+            "and later records of its key would have to be blocked behind it, which a batch does not do. "
+            f"on_poison={pipeline.on_poison.value!r} is set already; give offset_column= or order_by= to the Upsert, "
+            "whose rows then need no order of keys, or let a worker apply these records; and start another run"
         )
     else:
         return NewDeadLetter(

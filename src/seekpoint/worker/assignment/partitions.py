@@ -200,7 +200,7 @@ class AssignedPartitions:
         self._out_of_range[partition] = offset
 
     def decided(self, partitions: Iterable[Partition]) -> None:
-        """What the broker has refused of these was looked at."""
+        """Forget what the broker has refused of these."""
         for partition in partitions:
             self._out_of_range.pop(partition, None)
 

@@ -151,6 +151,18 @@ def test_a_partition_that_is_out_of_range_is_not_assigned_again_by_the_stop_of_a
     assert others == [{}]
 
 
+def test_a_partition_that_is_out_of_range_is_not_sought() -> None:
+    """The client has ended it, so that the seek would fail, and what waits in backlogs would be dropped."""
+    made, sought = placed(), list[Any]()
+    client: Any = made._client
+    client.pause, client.resume, client.continue_reading = (lambda _: None), sought.append, sought.append
+    made.pause([ZERO, ONE])
+    refuse(made, Refused(0, 10))
+    made.continue_reading()
+    made.resume([ZERO, ONE])
+    assert sought == [{ONE: (10, None)}] * 2
+
+
 class End(Message):
     """In the place of a record: the log ends here."""
 

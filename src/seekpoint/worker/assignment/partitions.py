@@ -172,8 +172,12 @@ class AssignedPartitions:
     # -- the client, kept in step ---------------------------------------------------------------------
 
     def continue_reading(self) -> None:
-        """After a rebalance: continue to read the partitions that are still assigned, from their read positions."""
-        self._client.continue_reading({p: (at.read_position, at.last_epoch) for p, at in self._active.items()})
+        """After a rebalance: continue to read the partitions that are still assigned, from their read positions.
+
+        The client has ended those that are out of range, and refuses to seek there: they wait for what was read before.
+        """
+        able = self._positions()
+        self._client.continue_reading({p: (at, self._active[p].last_epoch) for p, at in able.items()})
 
     def read_again(self, partition: Partition) -> None:
         """Read from the read position: the client has stopped there, though the log has it."""
@@ -189,9 +193,9 @@ class AssignedPartitions:
             self._active[partition].is_paused = True
 
     def resume(self, partitions: Collection[Partition]) -> None:
-        """Read these on."""
-        positions = {p: (self._active[p].read_position, self._active[p].leader_epoch) for p in partitions}
-        self._client.resume(positions)
+        """Read these on; one that is out of range cannot be sought, and is assigned again when that is decided."""
+        able = [p for p in partitions if p not in self._out_of_range]
+        self._client.resume({p: (self._active[p].read_position, self._active[p].leader_epoch) for p in able})
         for partition in partitions:
             self._active[partition].is_paused = False
 

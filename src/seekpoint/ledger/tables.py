@@ -178,10 +178,6 @@ dead_letter = Table(
 _dead_letter = dead_letter.c
 # An operator has to decide. Literals, so that the planner knows the indexes' predicate again in a prepared statement.
 IS_OPEN = _dead_letter.state.in_([literal_column("'dead_lettered'"), literal_column("'blocked'")])
-# Their records have no rows. Those that were replayed have theirs; superseded ones are read again.
-IS_LEFT_OUT = _dead_letter.state.in_(
-    [literal_column(f"'{state}'") for state in ("dead_lettered", "blocked", "skipped", "discarded")]
-)
 # The open ones, in the order of their records: per batch where keys are held, and for people.
 Index(
     "dead_letter_open_idx",

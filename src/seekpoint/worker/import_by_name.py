@@ -26,7 +26,7 @@ def load(target: str, *, from_here: bool = False) -> Pipeline | Worker:
     A command is given a name by a person in a directory; a task finds what its process's path has.
     Raises ConfigError where there is nothing of the kind, and whatever the module itself raises.
     """
-    found = _find(target, "module:name, e.g. billing.ingest:orders", from_here=from_here)
+    found = _find(target, from_here=from_here)
     if isinstance(found, Pipeline | Worker):
         return found
     if inspect.isclass(found) or not callable(found):
@@ -50,10 +50,10 @@ def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
     return made.pipeline if isinstance(made, Worker) else made
 
 
-def _find(target: str, expected: str, *, from_here: bool) -> Any:
+def _find(target: str, *, from_here: bool) -> Any:
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise ConfigError(f"{target!r} is not {expected}")
+        raise ConfigError(f"{target!r} is not module:name, e.g. billing.ingest:orders")
     if module_name.endswith(".py"):
         module = ".".join(Path(module_name).with_suffix("").parts)
         raise ConfigError(f"{target!r} names a file: write {module}:{name}")

@@ -30,8 +30,7 @@
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created again
         ├── TopicUnknown        the brokers have not known the topic for some seconds
-        ├── PoisonStop          a record cannot be applied, and the policy is to stop
-        └── RetryLater          a record failed and is tried again; the partition waits before it
+        └── PoisonStop          a record cannot be applied, and the policy is to stop
 
     Poison                      raised by users' code only: this record can never be applied
 
@@ -299,14 +298,6 @@ class PoisonStop(PartitionStopped):
     ) -> None:
         super().__init__(partition, offset, message, choices)
         self.failure = failure
-
-
-class RetryLater(PartitionStopped):
-    """A record failed, was tried ``failure.attempts`` times, and will be tried again ``wait`` seconds from now."""
-
-    def __init__(self, partition: Partition, offset: int, message: str, *, failure: Failure, wait: float) -> None:
-        super().__init__(partition, offset, message)
-        self.failure, self.wait = failure, wait
 
 
 class TooManyDeadLetters(SeekpointError):  # noqa: N818

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seekpoint import Batch, Bytes, Partition, Pipeline, Poison
-from seekpoint.errors import PoisonStop, RetryLater
+from seekpoint.errors import PoisonStop
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
 from seekpoint.worker.apply import TRIES, Failed, Mode, apply
+from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.bisect import LEAST, Strides
 from seekpoint.worker.open_batch import Buffer, OpenBatch
@@ -112,7 +113,7 @@ def test_good_records_are_applied_once_and_in_order(count: int, partitions: int,
     assert applied == len(tx.rows)
     assert {aside.record.id for aside in batch.outcome.dead_letters} == wrong
     assert all(a.state is State.DEAD_LETTERED and a.failure.cause is Cause.POISON for a in batch.outcome.dead_letters)
-    assert not batch.outcome.stops
+    assert not batch.outcome.ends
 
 
 @pytest.mark.parametrize("count", [2, 16, 1024, 10_000])
@@ -175,7 +176,7 @@ def test_an_exception_ends_its_partition_alone() -> None:
     handler = Handler({"t/1/4": ConnectionError("no answer")})
     tx, batch, _ = isolated(handler, records)
     assert tx.rows == [r.id for r in records if r.partition != 1 or r.offset < 4]
-    stop = batch.outcome.stops[Partition("t", 1)]
+    stop = batch.outcome.ends[Partition("t", 1)]
     assert isinstance(stop, RetryLater)
     assert (stop.offset, stop.failure.attempts, stop.failure.cause) == (4, 1, Cause.HANDLER)
     assert not batch.outcome.dead_letters
@@ -193,7 +194,7 @@ def test_an_error_that_no_record_alone_makes_is_no_records_fault() -> None:
     tx, batch, applied = isolated(handle, records)
     assert tx.rows == [r.id for r in records]
     assert applied == 20
-    assert not batch.outcome.stops
+    assert not batch.outcome.ends
     assert not batch.outcome.dead_letters
 
 
@@ -201,7 +202,7 @@ def test_stop_applies_what_is_in_front_and_the_other_partitions() -> None:
     records = records_of(20, 2)
     tx, batch, _ = isolated(Handler({"t/0/3": Poison("no")}), records, on_poison="stop")
     assert tx.rows == [r.id for r in records if r.partition or r.offset < 3]
-    assert isinstance(batch.outcome.stops[Partition("t", 0)], PoisonStop)
+    assert isinstance(batch.outcome.ends[Partition("t", 0)], PoisonStop)
 
 
 def test_the_errors_that_are_not_to_be_tried_again_are_poison_at_once() -> None:
@@ -298,7 +299,7 @@ def test_where_statements_still_take_too_long_few_parts_fail() -> None:
 def test_what_one_record_takes_alone_says_nothing_of_the_size() -> None:
     strides = Strides()
     _, batch, _ = isolated(Handler({"t/0/7": too_long()}), records_of(100), strides)
-    stop = batch.outcome.stops[Partition("t", 0)]
+    stop = batch.outcome.ends[Partition("t", 0)]
     assert isinstance(stop, RetryLater)
     assert (stop.offset, stop.failure.cause) == (7, Cause.TRANSIENT)
     assert not strides.expects_failures

@@ -7,12 +7,13 @@ from uuid import uuid4
 import pytest
 
 from seekpoint import DeadLetterLimits, Partition
-from seekpoint.errors import RetryLater, TooManyDeadLetters
+from seekpoint.errors import TooManyDeadLetters
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import BLOCKED_BY_KEY, Cause, Failure, NewDeadLetter, State
 from seekpoint.testing import raw
+from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
 from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch, Written
@@ -73,8 +74,8 @@ def test_batches_in_between_that_pass_nothing_do_not_end_the_row() -> None:
     quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=2, ratio=None)), Source()
     for _ in range(2):
         again, _ = source.batch(p0=".", p1="x")
-        stop = RetryLater(Partition("t", 0), source.at[0] - 1, "", failure=BLOCKED_BY_KEY, wait=0.0)
-        again.batch.outcome.stop_at(stop)
+        retry = RetryLater(Partition("t", 0), source.at[0] - 1, BLOCKED_BY_KEY, 0.0, OSError())
+        again.batch.outcome.end_at(retry)
         passes(quarantine, BatchResult.of(again.batch, Written(0, [])), 0)
         passes(quarantine, *source.batch(p0="h"))
         passes(quarantine, *source.batch(p0="x", p1="."))

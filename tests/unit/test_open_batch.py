@@ -148,7 +148,7 @@ def test_a_retry_repeats_what_was_read_first_and_then_draws_on() -> None:
 
 def test_a_cut_ends_its_partition_alone_and_keeps_what_is_drawn_later_out() -> None:
     batch, _ = opened(chunk((A, 0, 4), (B, 0, 2)), chunk((A, 4, 6), (B, 2, 3)))
-    batch.outcome.stop_at(stop(A, 2))
+    batch.outcome.end_at(stop(A, 2))
     assert offsets(batch.chunks()) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)]
     assert left(batch) == offsets(batch.chunks())
     assert batch.spans == (Span(A, 0, 2), Span(B, 0, 3))
@@ -160,15 +160,15 @@ def test_a_cut_ends_its_partition_alone_and_keeps_what_is_drawn_later_out() -> N
 def test_the_earliest_cut_of_a_partition_counts() -> None:
     batch, _ = opened(chunk((A, 0, 9)))
     for offset in (5, 3, 7):
-        batch.outcome.stop_at(stop(A, offset))
-    assert batch.outcome.stops[A].offset == 3
+        batch.outcome.end_at(stop(A, offset))
+    assert batch.outcome.ends[A].offset == 3
     assert batch.spans == (Span(A, 0, 3),)
 
 
 def test_a_cut_in_front_of_the_first_record_moves_nothing() -> None:
     """Even where the first record is past the position: what was compacted away is passed with the record."""
     batch, _ = opened(Chunk([raw(b"", topic="a", offset=8)], {A: read_of(A, 5, 9)}))
-    batch.outcome.stop_at(stop(A, 8))
+    batch.outcome.end_at(stop(A, 8))
     assert moves(batch.buffer, batch.outcome) == []
     assert batch.spans == ()
     assert batch.buffer.starts == {A: 5}
@@ -177,7 +177,7 @@ def test_a_cut_in_front_of_the_first_record_moves_nothing() -> None:
 def test_a_stop_after_a_gap_moves_up_to_the_bad_record() -> None:
     records = [raw(b"", topic="a", offset=n, leader_epoch=3) for n in (5, 9)]
     batch, _ = opened(Chunk(records, {A: read_of(A, 5, 10)}))
-    batch.outcome.stop_at(stop(A, 9))
+    batch.outcome.end_at(stop(A, 9))
     assert batch.spans == (Span(A, 5, 9),)
     assert moves(batch.buffer, batch.outcome)[0].leader_epoch == 3
 
@@ -206,7 +206,7 @@ def test_what_failed_after_a_stop_is_no_dead_letter() -> None:
     batch = keyed(*[b"k"] * 6)
     set_aside(batch, 1)
     set_aside(batch, 4)
-    batch.outcome.stop_at(stop(A, 3))
+    batch.outcome.end_at(stop(A, 3))
     assert told(batch) == [(1, State.DEAD_LETTERED)]
     assert batch.spans == (Span(A, 0, 3),)
 
@@ -244,7 +244,7 @@ def test_a_result_passes_what_is_applied_or_a_dead_letter_and_nothing_after_a_st
     batch = keyed(*[b"k"] * 5)
     batch.outcome.block_keys({})
     set_aside(batch, 1)
-    batch.outcome.stop_at(stop(A, 3))
+    batch.outcome.end_at(stop(A, 3))
     assert offsets(batch.chunks()) == [("a", 0)]
     result = BatchResult.of(batch, Written(1, [1]))
     assert [r.offset for r in result.passed()] == [0, 1], "2 is blocked by its key"
@@ -257,11 +257,11 @@ def test_a_result_passes_what_is_applied_or_a_dead_letter_and_nothing_after_a_st
 
 def test_a_dropped_partition_leaves_rows_and_offsets_alike() -> None:
     batch, _ = opened(chunk((A, 0, 2), (B, 0, 2)), chunk((B, 2, 3)))
-    batch.outcome.stop_at(stop(A, 1))
+    batch.outcome.end_at(stop(A, 1))
     batch.drop({A})
     assert offsets(batch.chunks()) == [("b", 0), ("b", 1), ("b", 2)]
     assert batch.spans == (Span(B, 0, 3),)
-    assert batch.outcome.stops == {}
+    assert batch.outcome.ends == {}
 
 
 def test_i4_a_dropped_partition_leaves_no_dead_letter() -> None:
@@ -346,7 +346,7 @@ def test_whatever_happens_the_offsets_cover_exactly_the_records(steps: Steps) ->
             read_positions[partition] = end
             next(reading)
         elif step == "cut":
-            batch.outcome.stop_at(stop(partition, max(0, read_positions[partition] - number)))
+            batch.outcome.end_at(stop(partition, max(0, read_positions[partition] - number)))
         else:
             batch.drop({partition})
             read_positions[partition] += number  # wherever the ledger says
@@ -442,7 +442,7 @@ def test_a_batch_with_more_to_store_is_not_small(why: str) -> None:
     elif why == "tried":
         batch.outcome.tries = {(A, 0): 1}
     elif why == "stopped":
-        batch.outcome.stop_at(stop(A, 1))
+        batch.outcome.end_at(stop(A, 1))
     else:
         batch.buffer.unreadable[A, 1] = ValueError("headers")
     assert not batch.closes_within(5, MUCH)

@@ -12,7 +12,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from sqlalchemy import URL, Engine
 
 from seekpoint import events
-from seekpoint.errors import ConfigError, Fenced, PartitionStopped, RetryLater, SchemaMismatch
+from seekpoint.errors import ConfigError, Fenced, PartitionStopped, SchemaMismatch
 from seekpoint.events import Announcer, Observer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Ledger
@@ -23,6 +23,7 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import first_connection, schema_translation
 from seekpoint.records import EPOCH, LazyRecords, Partition, RawRecord, Record, Span
+from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
@@ -196,8 +197,8 @@ def _commit(
         committer.commit(OpenBatch(Buffer(chunk, lambda: None, _known, Limits())))
     finally:
         committer.close()
-    for stop in held.waiting:
-        raise stop.__cause__ or stop
+    for retry in held.waiting:
+        raise retry.error
     return Processed(seen.spans, seen.records, held.stopped, tuple(seen.dead_letters))
 
 
@@ -276,5 +277,5 @@ class FixedClaims:
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
         self.stopped.update((partition, stop) for partition, stop in stops.items() if stop is not None)
 
-    def schedule_retry(self, stop: RetryLater, _records: Sequence[RawRecord], _position: int) -> None:
-        self.waiting.append(stop)
+    def schedule_retry(self, retry: RetryLater, _records: Sequence[RawRecord], _position: int) -> None:
+        self.waiting.append(retry)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import random
 
 from seekpoint import remedies
-from seekpoint.errors import Poison, PoisonStop, RetryLater
+from seekpoint.errors import Poison, PoisonStop
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison, Retry
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
+from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.open_batch import Outcome
 
 # No record is passed for these, whatever the policy: another one might have to be passed for the same reason.
@@ -38,11 +39,10 @@ def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseExcept
     tried = outcome.tries.get((partition, raw.offset), 0)
     failure = Failure.of(error, cause, attempts=tried + (cause is not Cause.CRASHED))  # a crash was counted before
     if has_attempts_left(pipeline.retry, error, failure.attempts, cause):
-        later = _later(pipeline.retry, partition, raw.offset, failure)
-        later.__cause__ = error
-        outcome.stop_at(later)
+        wait = pipeline.retry.wait(failure.attempts, _chance)
+        outcome.end_at(RetryLater(partition, raw.offset, failure, wait, error))
     elif cause in NEVER_PASSED or pipeline.on_poison is OnPoison.STOP:
-        outcome.stop_at(poison_stop(pipeline.group, raw, failure))
+        outcome.end_at(poison_stop(pipeline.group, raw, failure))
     else:
         state = State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.DEAD_LETTERED
         outcome.add_dead_letter(NewDeadLetter(raw, failure, state))
@@ -54,17 +54,6 @@ def has_attempts_left(retry: Retry, error: BaseException, attempts: int, cause: 
         return False
     is_named = isinstance(error, retry.on) and not isinstance(error, Poison)
     return cause is Cause.TRANSIENT or (cause is Cause.HANDLER and is_named)
-
-
-def _later(retry: Retry, partition: Partition, offset: int, failure: Failure) -> RetryLater:
-    wait = retry.wait(failure.attempts, _chance)
-    return RetryLater(
-        partition,
-        offset,
-        f"{failure.summary}; tried {failure.attempts} of {retry.attempts} times, again in {wait:.1f} s",
-        failure=failure,
-        wait=wait,
-    )
 
 
 def poison_stop(group: str, raw: RawRecord, failure: Failure) -> PoisonStop:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Self
 
-from seekpoint.errors import HandlerMisuse, PartitionStopped
+from seekpoint.errors import HandlerMisuse, PoisonStop
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
 from seekpoint.pipeline.policy import Limits
@@ -25,7 +25,7 @@ from seekpoint.records import (
     add_note,
     size_of,
 )
-from seekpoint.worker.assignment.backlog import SuspectRange
+from seekpoint.worker.assignment.backlog import RetryLater, SuspectRange
 from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
@@ -159,21 +159,21 @@ class Buffer:
 class Outcome:
     """What becomes of the records that are not applied.
 
-    A *stop* ends one partition's part in front of a record. A dead letter is passed without being applied. ``tries``
-    says how often a record was tried before this batch.
+    ``ends``: in front of which record one partition's part ends, and whether it stops there or tries it again.
+    ``tries`` says how often a record was tried before this batch. A dead letter is passed without being applied.
     """
 
     def __init__(self, tries: Mapping[Place, int] | None = None) -> None:
         self.tries = tries or {}
-        self.stops: dict[Partition, PartitionStopped] = {}
+        self.ends: dict[Partition, PoisonStop | RetryLater] = {}
         self._dead_letters: dict[Place, NewDeadLetter] = {}
         self._keys: dict[tuple[Partition, bytes], int] | None = None  # with keep_key_order: where each dead key begins
 
-    def stop_at(self, stop: PartitionStopped) -> None:
-        """End the partition's part in front of this offset; the earliest stop counts."""
-        before = self.stops.get(stop.partition)
-        if before is None or stop.offset < before.offset:
-            self.stops[stop.partition] = stop
+    def end_at(self, end: PoisonStop | RetryLater) -> None:
+        """End the partition's part in front of this offset; the earliest one counts."""
+        before = self.ends.get(end.partition)
+        if before is None or end.offset < before.offset:
+            self.ends[end.partition] = end
 
     def add_dead_letter(self, dead_letter: NewDeadLetter) -> None:
         """Pass this record without applying it."""
@@ -197,43 +197,43 @@ class Outcome:
         if not self.excludes(record):
             return True
         place = Partition(record.topic, record.partition), record.offset
-        if not self.is_stopped(*place) and place not in self._dead_letters:
+        if not self.is_past_end(*place) and place not in self._dead_letters:
             unread = unreadable.get(place)  # without its headers it must not look as if it could be replayed
             failure = BLOCKED_BY_KEY if unread is None else Failure.of(unread, Cause.DECODE)
             self._dead_letters[place] = NewDeadLetter(record, failure, State.BLOCKED)
         return False
 
     def excludes(self, record: AnyRecord) -> bool:
-        """Whether the record is not to be applied: after its partition's stop, a dead letter, or blocked by its key."""
+        """Whether the record is not to be applied: past its partition's end, a dead letter, or blocked by its key."""
         partition = Partition(record.topic, record.partition)
-        if self.is_stopped(partition, record.offset) or (partition, record.offset) in self._dead_letters:
+        if self.is_past_end(partition, record.offset) or (partition, record.offset) in self._dead_letters:
             return True
         if self._keys is None or record.key is None:
             return False
         first = self._keys.get((partition, record.key))
         return first is not None and first < record.offset
 
-    def is_stopped(self, partition: Partition, offset: int) -> bool:
-        """Whether the partition stops in front of this offset, or before."""
-        stop = self.stops.get(partition)
-        return stop is not None and offset >= stop.offset
+    def is_past_end(self, partition: Partition, offset: int) -> bool:
+        """Whether the partition's part ends in front of this offset, or before."""
+        end = self.ends.get(partition)
+        return end is not None and offset >= end.offset
 
     @property
     def is_filtering(self) -> bool:
         """Whether there is a record that :meth:`excludes` might name."""
-        return bool(self.stops or self._dead_letters or self._keys)
+        return bool(self.ends or self._dead_letters or self._keys)
 
     @property
     def looks_ahead(self) -> bool:
         """Whether one record's failure says something of later ones: its partition has ended, or its key is blocked."""
-        return bool(self.stops or self._keys is not None)
+        return bool(self.ends or self._keys is not None)
 
     @property
     def dead_letters(self) -> list[NewDeadLetter]:
         """The records that are passed without being applied, in the order of partition and offset."""
         if not self._dead_letters:
             return []
-        return [one for at, one in sorted(self._dead_letters.items()) if not self.is_stopped(*at)]
+        return [one for at, one in sorted(self._dead_letters.items()) if not self.is_past_end(*at)]
 
     def is_blocked(self, partition: Partition, offset: int) -> bool:
         """Whether the record became a dead letter because of its key alone."""
@@ -243,7 +243,7 @@ class Outcome:
     def drop(self, partitions: set[Partition]) -> None:
         """Forget what was found in these partitions."""
         for partition in partitions:
-            self.stops.pop(partition, None)
+            self.ends.pop(partition, None)
         self._dead_letters = {at: one for at, one in self._dead_letters.items() if at[0] not in partitions}
 
 
@@ -255,16 +255,16 @@ def moves(buffer: Buffer, outcome: Outcome) -> list[Move]:
 
 def move_of(partition: Partition, buffer: Buffer, outcome: Outcome) -> Move:
     """What the batch asks of the ledger for one partition; its ``to_offset`` may be where it began."""
-    read, stop = buffer.reads[partition], outcome.stops.get(partition)
-    if stop is None:
+    read, end = buffer.reads[partition], outcome.ends.get(partition)
+    if end is None:
         return read.move()
     last = None
     for record in buffer.records_of(partition):
-        if record.offset < stop.offset:
+        if record.offset < end.offset:
             last = record
     if last is None:
         return Read(read.claim, read.start, read.start).move()
-    return Read(read.claim, read.start, stop.offset, last.leader_epoch, last.timestamp_ms).move()
+    return Read(read.claim, read.start, end.offset, last.leader_epoch, last.timestamp_ms).move()
 
 
 @dataclass(slots=True)
@@ -353,7 +353,8 @@ class BatchResult:
     moves: Sequence[Move]
     spans: tuple[Span, ...]
     dead_letters: Sequence[NewDeadLetter]
-    stops: Mapping[Partition, PartitionStopped]
+    stops: Mapping[Partition, PoisonStop]
+    retries: Mapping[Partition, RetryLater]
     reads: Mapping[Partition, Read]
     batch: OpenBatch
 
@@ -362,9 +363,18 @@ class BatchResult:
         """The result of a batch of which so much was written."""
         buffer, outcome = batch.buffer, batch.outcome
         found = moves(buffer, outcome)
-        stops = {p: stop for p, stop in outcome.stops.items() if p in buffer.reads}
-        reads, dead_letters = buffer.reads, outcome.dead_letters
-        return cls(written.records, written.rows, found, spans_of(found), dead_letters, stops, reads, batch)
+        ends = {p: end for p, end in outcome.ends.items() if p in buffer.reads}
+        return cls(
+            written.records,
+            written.rows,
+            found,
+            spans_of(found),
+            outcome.dead_letters,
+            {p: end for p, end in ends.items() if isinstance(end, PoisonStop)},
+            {p: end for p, end in ends.items() if isinstance(end, RetryLater)},
+            buffer.reads,
+            batch,
+        )
 
     def position(self, partition: Partition) -> int:
         """Where the partition is once the batch is committed."""
@@ -376,5 +386,5 @@ class BatchResult:
         for records in self.batch.buffer.replay(newest_first=newest_first):
             for record in records:
                 at = Partition(record.topic, record.partition), record.offset
-                if not outcome.is_stopped(*at) and not outcome.is_blocked(*at):
+                if not outcome.is_past_end(*at) and not outcome.is_blocked(*at):
                     yield record

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Protocol
 
 from seekpoint import events
-from seekpoint.errors import Fenced, PartitionStopped, PoisonStop, RetryLater
+from seekpoint.errors import Fenced, PartitionStopped, PoisonStop
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Attempt, Claim, Expected, Ledger, SuspectNote
@@ -26,6 +26,7 @@ from seekpoint.postgres.work_while_waiting import Work
 from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
 from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.apply import Mode, SmallBatch, apply, small_batch
+from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.batch_size import BatchSize, ended_by_age
 from seekpoint.worker.bisect import Strides
 from seekpoint.worker.dead_letter_limits import BatchCounts, DeadLetterLimitCheck
@@ -65,7 +66,7 @@ class PartitionOwner(Protocol):
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
         """Stop reading these; those without a stop, until their topic's id is answered again."""
 
-    def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+    def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         """Keep what was read of one partition until its first record, which failed, is due again."""
 
 
@@ -305,26 +306,25 @@ class Committer:
             position, part_end = result.position(partition), None
             if position >= suspects.end:
                 continue  # the advance has ended it
-            if suspects.step_at(position) > 1 and not result.stops:
+            if suspects.step_at(position) > 1 and not (result.stops or result.retries):
                 part_end = suspects.noted = suspects.part_end(position)
             self._ledger.record_suspects(tx, [SuspectNote(read.claim, suspects.end, part_end)])
 
     def _record_attempts(self, tx: HandlerConnection, result: BatchResult) -> None:
         """In front of which record a partition waits, how often it was tried, and when it is due."""
         notes, found = [], []
-        for partition, stop in result.stops.items():
-            if not isinstance(stop, RetryLater | PoisonStop):
-                continue
-            wait = stop.wait if isinstance(stop, RetryLater) else None
-            failure, pipeline = stop.failure, self._pipeline
+        ends: list[PoisonStop | RetryLater] = [*result.stops.values(), *result.retries.values()]
+        for end in ends:
+            wait = end.wait if isinstance(end, RetryLater) else None
+            failure, pipeline = end.failure, self._pipeline
             # 0: not an attempt. At the next start it comes together with the records after it; one that was on record
             # as running has ended, and is no crash of a process that is killed while the partition is stopped.
             number = 0 if failure.cause is Cause.PROGRAM else failure.attempts
             then = TRANSIENT if failure.cause is Cause.TRANSIENT else pipeline.on_poison.value
-            attempt = Attempt(stop.offset, number, failure.summary, wait, pipeline.retry.attempts, then)
-            notes.append((result.reads[partition].claim, attempt))
+            attempt = Attempt(end.offset, number, failure.summary, wait, pipeline.retry.attempts, then)
+            notes.append((result.reads[end.partition].claim, attempt))
             if failure.cause in {Cause.CRASHED, Cause.PROGRAM}:  # a suspect gets a single-record attempt, too
-                found.append(result.reads[partition].claim)
+                found.append(result.reads[end.partition].claim)
         if notes:
             self._ledger.record_attempts(tx, notes)
         if found:
@@ -351,21 +351,19 @@ class Committer:
             )
 
     def _end_at_stops(self, result: BatchResult) -> None:
-        if stops := {p: stop for p, stop in result.stops.items() if not isinstance(stop, RetryLater)}:
-            self._owner.stop_or_reclaim(stops)
-        for partition, stop in result.stops.items():
-            if not isinstance(stop, RetryLater):
-                continue
+        if result.stops:
+            self._owner.stop_or_reclaim(result.stops)
+        for partition, retry in result.retries.items():
             self._announce(
                 events.RetryScheduled(
                     partition=partition,
-                    offset=stop.offset,
-                    attempt=stop.failure.attempts,
+                    offset=retry.offset,
+                    attempt=retry.failure.attempts,
                     attempts=self._pipeline.retry.attempts,
-                    wait=stop.wait,
-                    failure=stop.failure,
-                    then="stop" if stop.failure.cause is Cause.TRANSIENT else self._pipeline.on_poison.value,
+                    wait=retry.wait,
+                    failure=retry.failure,
+                    then="stop" if retry.failure.cause is Cause.TRANSIENT else self._pipeline.on_poison.value,
                 )
             )
-            rest = list(result.batch.buffer.records_of(partition, stop.offset))
-            self._owner.schedule_retry(stop, rest, result.position(partition))
+            rest = list(result.batch.buffer.records_of(partition, retry.offset))
+            self._owner.schedule_retry(retry, rest, result.position(partition))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from seekpoint.ledger import Attempt
 from seekpoint.ledger.claim import DELAYED
-from seekpoint.records import RawRecord
+from seekpoint.records import Failure, Partition, RawRecord
 
 SKEW = 1.0  # seconds that a producer's clock may be ahead without anybody taking note
 
@@ -38,6 +38,17 @@ class Moment(NamedTuple):
     def now(cls) -> Moment:
         """This moment."""
         return cls(monotonic(), time())
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """A record failed with this error, and is tried again ``wait`` seconds from now; its partition waits before it."""
+
+    partition: Partition
+    offset: int
+    failure: Failure
+    wait: float
+    error: BaseException
 
 
 class DueBy(NamedTuple):

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from seekpoint import events
-from seekpoint.errors import Fenced, RetryLater
+from seekpoint.errors import Fenced
 from seekpoint.ledger import Attempt, Claim, SuspectNote
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Retry
 from seekpoint.records import Cause, Failure, Partition, RawRecord
-from seekpoint.worker.assignment.backlog import Backlog, Moment, Part, SuspectRange, Try
+from seekpoint.worker.assignment.backlog import Backlog, Moment, Part, RetryLater, SuspectRange, Try
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.states import ActivePartition
@@ -129,20 +129,20 @@ class Scheduler:
             )
         )
 
-    def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
-        """What was read of a partition from ``stop.offset`` on is next again, when the wait is over."""
-        placed = self._partitions.active.get(stop.partition)
+    def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+        """What was read of a partition from ``retry.offset`` on is next again, when the wait is over."""
+        placed = self._partitions.active.get(retry.partition)
         if placed is None or placed.position != records[-1].offset + 1:
             return  # not what was read under this placement: the ledger says where to read on
         backlog = placed.backlog
         if backlog is None:
-            self._partitions.set_backlog(stop.partition, backlog := Backlog(delay=self._delay))
-        failure = stop.failure
+            self._partitions.set_backlog(retry.partition, backlog := Backlog(delay=self._delay))
+        failure = retry.failure
         then = TRANSIENT if failure.cause is Cause.TRANSIENT else None
-        attempt = Attempt(stop.offset, failure.attempts, failure.error, stop.wait, then=then)
+        attempt = Attempt(retry.offset, failure.attempts, failure.error, retry.wait, then=then)
         backlog.put_back(records, position, attempt, Moment.now())
         placed.put_back(records)
-        self._partitions.put_kept_into_backlog(stop.partition)
+        self._partitions.put_kept_into_backlog(retry.partition)
 
     # -- given ----------------------------------------------------------------------------------------
 

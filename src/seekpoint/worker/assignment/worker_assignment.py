@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic
 
 from seekpoint import events
-from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped, RetryLater, TopicRecreated, TopicUnknown
+from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped, TopicRecreated, TopicUnknown
 from seekpoint.kafka.client import Message
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected
@@ -20,6 +20,7 @@ from seekpoint.pipeline.policy import StartAt
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition, RawRecord
 from seekpoint.worker.assignment.accept import accept_messages
+from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.assignment.claiming import Claiming, topic_id_mismatches
 from seekpoint.worker.assignment.held import HeldPartitions
@@ -175,9 +176,9 @@ class WorkerAssignment:
         """``most`` records of the first chunk that was kept, as far as they may still be applied."""
         return self._partitions.take_kept(most)
 
-    def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+    def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         """Keep what was read of one partition until its first record, which failed, is due again; after COMMIT."""
-        self.scheduler.schedule_retry(stop, records, position)
+        self.scheduler.schedule_retry(retry, records, position)
 
     # -- between two batches --------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.testing.servers.process import ServerFailed
 
 REQUIRE_VARIABLE = "SEEKPOINT_REQUIRE_SERVERS"
+_MOST_CALLERS = 128  # at once: processes of pytest-xdist
 _MOST_COMPILED = 1_000  # statements: those of the library, and of the tests that ran last
 
 
@@ -79,7 +80,9 @@ class _Servers:
         """Host, port and key at which workers ask for addresses (see :class:`_Elsewhere`)."""
         if self._listener is None:
             self._key = secrets.token_hex(16)
-            self._listener = Listener(("127.0.0.1", 0), authkey=self._key.encode())
+            # All workers ask at once. Beyond the backlog, which is 1 by default, the kernel drops a connection that the
+            # caller believes to have: it would wait for ever.
+            self._listener = Listener(("127.0.0.1", 0), backlog=_MOST_CALLERS, authkey=self._key.encode())
             threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         host, port = self._listener.address
         return str(host), int(port), self._key
@@ -88,6 +91,8 @@ class _Servers:
         while True:
             try:
                 caller = listener.accept()
+            except (ConnectionError, EOFError):
+                continue  # the caller has ended
             except OSError:
                 return  # closed: the run is over
             threading.Thread(target=self._answer, args=(caller,), daemon=True).start()

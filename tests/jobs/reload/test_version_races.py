@@ -92,7 +92,7 @@ def test_a_run_that_is_opened_between_look_and_claim_is_found_under_the_groups_l
     """The claim has seen that it must prepare, and no run; the run is on record before it has the lock."""
     runs: list[Driver] = []
     assert Ledger(quiet.engine, quiet.group, schema=quiet.schema, version=2).standby() is None
-    insert = f"INSERT INTO {quiet.schema}.consumer_group"
+    insert = f'INSERT INTO "{quiet.schema}".consumer_group'
     with before(quiet, insert, lambda: runs.append(opened(quiet))) as done, pytest.raises(StandbyRequired) as met:
         claim(quiet)
     assert done
@@ -112,7 +112,7 @@ def test_a_claim_waits_for_a_run_that_is_being_opened(quiet: Shop) -> None:
 
 def test_a_run_waits_for_a_claim_that_raises_the_version(quiet: Shop) -> None:
     """It is opened after it then, and knows of the version that was raised."""
-    with blocked_at(quiet, f"UPDATE {quiet.schema}.consumer_group", opened) as drivers:
+    with blocked_at(quiet, f'UPDATE "{quiet.schema}".consumer_group', opened) as drivers:
         claimed = claim(quiet)
     assert len(claimed.granted) == 2
     run = drivers[0].result(30).run

@@ -9,8 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv
 READY := .venv/ready
-# Tests wait more than they compute, so there are more processes than processors. Each one of `test-all` has brokers of its
-# own, whose starts are most of what it computes: fewer there.
+# Tests wait more than they compute, so there are more processes than processors.
 PYTEST = SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n $(PROCESSES) --dist loadgroup
 SPARK := .venv/spark
 DEMO := $(BIN)/python -m demo
@@ -64,7 +63,6 @@ demo-poison: $(READY)  ## the same flights, one in 1,000 broken: dead-lettered, 
 demo-reload: $(SPARK)  ## the same flights, the table rebuilt three times under load: no read torn, nobody stopped
 	$(DEMO) demo-reload --spark 'local[2]' $(ARGS)
 
-test: PROCESSES = 6
 test: check  ## each promise once, on a real Kafka and a real Postgres; what it leaves out is in `make test-all`
 	$(PYTEST) -m "not long" $(ARGS)
 

@@ -26,7 +26,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SELECTED = {"test": "not long", "busy": "not long", "all": "long"}
-PROCESSES = {"test": "6", "busy": "6", "all": "4"}  # as the Makefile has them
 BUSY_PROCESSES = 2
 
 
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--busy", type=int, default=6, metavar="N", help="of these, next to busy processes (6)")
     parser.add_argument("--all", type=int, default=3, metavar="N", help="runs of `make test-all`'s tests (3)")
     parser.add_argument("--file", type=Path, default=ROOT / "soak.jsonl", help="where runs are noted (soak.jsonl)")
-    parser.add_argument("--processes", metavar="N", help="test processes (as many as make test and make test-all have)")
+    parser.add_argument("--processes", default="4", metavar="N", help="test processes (4)")
     options = parser.parse_args(arguments)
     commit = _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
     runs = _noted(options.file)
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, count in wanted.items():
         for number in range(sum((run["commit"], run["kind"]) == (commit, kind) for run in runs), count):
             print(f"{kind} {number + 1} of {count}", flush=True)
-            run = _run(kind, commit, options.processes or PROCESSES[kind])
+            run = _run(kind, commit, options.processes)
             runs.append(run)
             with options.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(run) + "\n")

@@ -15,9 +15,9 @@ from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
-from seekpoint.ledger.claim import refuse_forgotten, unknown_topics
+from seekpoint.ledger.claim import insert_positions, refuse_forgotten, unknown_topics
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import GROUPS, WORKER, arrays
+from seekpoint.ledger.sql import GROUPS
 from seekpoint.records import Partition
 
 Missing = Literal["earliest", "latest"]
@@ -97,11 +97,7 @@ def apply_import(ledger: Ledger, plan: ImportPlan, by: By, *, kafka: Mapping[str
         group = tx.execute(GROUPS["lock"]).one()  # a worker that starts these topics waits, or has come first
         _require_new(tx, cluster, topics)
         tx.execute(GROUPS["update"], version=group.version, cluster_id=cluster, tables=list(group.tables))
-        rows = [(*each.partition, each.topic_id, each.offset) for each in plan.partitions]
-        tx.execute(
-            WORKER["insert_positions"],
-            **arrays(sorted(rows), "new_topic", "new_partition", "new_topic_id", "new_start"),
-        )
+        insert_positions(tx, [(*each.partition, each.topic_id, each.offset) for each in plan.partitions])
         for each in plan.partitions:
             where, said = each.partition, f"group {plan.from_group}: {by.reason}"
             record_action(tx, "import", actor=by.actor, reason=said, partition=where, to_offset=each.offset)

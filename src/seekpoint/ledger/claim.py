@@ -144,11 +144,14 @@ def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> Non
     tx.execute(GROUPS["update"], version=claimant.version, cluster_id=claimant.cluster_id, tables=tables)
     new = unknown_topics(tx, claimant.topic_ids)
     first = {p: offset for topic in new for p, offset in start(topic).items()}
-    rows = [(*p, claimant.topic_ids[p.topic], first[p]) for p in sorted(first)]
-    if rows:
-        tx.execute(
-            WORKER["insert_positions"], **arrays(rows, "new_topic", "new_partition", "new_topic_id", "new_start")
-        )
+    if first:
+        insert_positions(tx, [(*p, claimant.topic_ids[p.topic], offset) for p, offset in first.items()])
+
+
+def insert_positions(tx: GroupConnection, rows: Collection[tuple[str, int, UUID, int]]) -> None:
+    """Store the first position of each partition of topics that have no row: topic, partition, topic id, position."""
+    names = ("new_topic", "new_partition", "new_topic_id", "new_start")
+    tx.execute(WORKER["insert_positions"], **arrays(sorted(rows), *names))
 
 
 def _begin_again(tx: GroupConnection, claimant: Claimant) -> GroupRow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -15,7 +15,6 @@ from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
-from seekpoint.worker.assignment.states import ActivePartition
 
 # A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
 # (broker.session.timeout.ms); one that has just started, for less. A topic that is unknown for longer is gone.
@@ -112,6 +111,29 @@ class Claiming:
             elif (owned := self._partitions.owned(partition)) is not None:
                 self._partitions.claim_again(partition, owned.claim)
 
+    def topic_id_mismatches(
+        self, answer: Answer, partitions: Iterable[Partition]
+    ) -> dict[Partition, PartitionStopped | None]:
+        """Those of ``partitions`` whose topic is not the one their claim belongs to, each with its stop.
+
+        None where the topic's id is unknown at this moment: nothing of it may commit, and nothing is decided.
+        Raises KafkaUnavailable.
+        """
+        ids = answer.result()
+        found: dict[Partition, PartitionStopped | None] = {}
+        for partition in partitions:
+            owned, topic_id = self._partitions.owned(partition), ids[partition.topic]
+            if owned is None or topic_id == owned.claim.topic_id:
+                continue
+            if topic_id is None or topic_id == NO_ID:
+                found[partition] = None
+            else:
+                known = owned.claim
+                found[partition] = TopicRecreated.of(
+                    self._ledger.group, partition, known.next_offset, stored=known.topic_id, topic_id=topic_id
+                )
+        return found
+
     def _await_topics(self, partitions: Sequence[Partition], now: float) -> None:
         """Ask again for topics that are unknown, and stop their partitions where they are unknown for long."""
         for topic in sorted({p.topic for p in partitions}):
@@ -150,30 +172,3 @@ class Claiming:
         self._ledger.record_action(
             "rolled back", partition, known, found, reason="the database lost what was committed here"
         )
-
-
-def topic_id_mismatches(
-    group: str,
-    owned: Callable[[Partition], ActivePartition | None],
-    answer: Answer,
-    partitions: Iterable[Partition],
-) -> dict[Partition, PartitionStopped | None]:
-    """Those of ``partitions`` whose topic is not the one their claim belongs to, each with its stop.
-
-    None where the topic's id is unknown at this moment: nothing of it may commit, and nothing is decided.
-    Raises KafkaUnavailable.
-    """
-    ids = answer.result()
-    found: dict[Partition, PartitionStopped | None] = {}
-    for partition in partitions:
-        state, topic_id = owned(partition), ids[partition.topic]
-        if state is None or topic_id == state.claim.topic_id:
-            continue
-        if topic_id is None or topic_id == NO_ID:
-            found[partition] = None
-        else:
-            known = state.claim
-            found[partition] = TopicRecreated.of(
-                group, partition, known.next_offset, stored=known.topic_id, topic_id=topic_id
-            )
-    return found

@@ -10,7 +10,7 @@ from seekpoint.kafka.identity import NO_ID, Answer
 from seekpoint.kafka.offset_loss import classify as classify_loss
 from seekpoint.ledger import Move, Position
 from seekpoint.records import Partition
-from seekpoint.worker.assignment.claiming import Claiming, topic_id_mismatches
+from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
 
@@ -58,7 +58,7 @@ class IdleChecks:
     def _check_topic_ids(self, answer: Answer, quiet: Sequence[Partition]) -> None:
         """Stop quiet partitions whose topic was recreated."""
         try:
-            mismatches = topic_id_mismatches(self._ledger.group, self._partitions.active.get, answer, quiet)
+            mismatches = self._claiming.topic_id_mismatches(answer, quiet)
             self._claiming.stop_or_reclaim(mismatches)
         except KafkaUnavailable as error:
             self._announce(events.KafkaTrouble(error=str(error)))
@@ -77,7 +77,7 @@ class IdleChecks:
                 # No record was applied at this end: only the epoch that the broker has *there* may be kept.
                 epoch = edge.leader_epoch if edge.offset == at.end else None
                 moves.append(Move(at.claim, at.read_position, at.end, epoch))
-        if mismatches := topic_id_mismatches(self._ledger.group, active.get, answer, partitions):
+        if mismatches := self._claiming.topic_id_mismatches(answer, partitions):
             self._claiming.stop_or_reclaim(mismatches)
             return
         try:
@@ -123,7 +123,7 @@ class IdleChecks:
         if not missing:
             return
         answer = self._identity.ask({p.topic for p in missing})
-        mismatches = topic_id_mismatches(self._ledger.group, active.get, answer, missing)
+        mismatches = self._claiming.topic_id_mismatches(answer, missing)
         self._claiming.stop_or_reclaim(mismatches)
         lost = {p: read_position for p, read_position in missing.items() if p not in mismatches}
         for partition in self._in_range(lost):

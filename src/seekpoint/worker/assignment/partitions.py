@@ -103,10 +103,13 @@ class AssignedPartitions:
 
     def leave(self) -> list[Claim]:
         """The open batch has ended: drop the leaving partitions; returns all claims to release."""
-        self._released += [at.claim for at in self._leaving.values()]
-        self._leaving.clear()
+        self._release_leaving()
         left, self._released = self._released, []
         return left
+
+    def _release_leaving(self) -> None:
+        self._released += [at.claim for at in self._leaving.values()]
+        self._leaving.clear()
 
     def activate(self, claims: Mapping[Partition, Claim]) -> None:
         """Read these from their claims' offsets."""
@@ -163,8 +166,7 @@ class AssignedPartitions:
 
     def suspend(self) -> None:
         """Read nothing, stay in the group, claim everything again later."""
-        self._released += [at.claim for at in self._leaving.values()]
-        self._leaving.clear()
+        self._release_leaving()
         known = {partition: at.claim for partition, at in self._active.items()}
         self.deactivate(list(known))
         self._claiming.update((partition, ClaimingPartition(known=claim)) for partition, claim in known.items())
@@ -237,9 +239,6 @@ class AssignedPartitions:
 
     def keep(self, chunk: Chunk[RawRecord]) -> None:
         """Keep what was read for a later batch, after what is kept already."""
-        chunk = self._of_active(chunk)
-        if not len(chunk):
-            return
         self.kept.append(chunk)
         for partition, read in chunk.reads.items():
             active = self._active[partition]
@@ -248,7 +247,7 @@ class AssignedPartitions:
 
     def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition]) -> Chunk[RawRecord]:
         """Return what is of held partitions, and keep the rest: the next batch begins with it."""
-        kept = self._of_active(part(chunk, {p: read for p, read in chunk.reads.items() if p not in held}))
+        kept = part(chunk, {p: read for p, read in chunk.reads.items() if p not in held})
         self.kept.put_back(kept)
         for partition, read in kept.reads.items():
             self._active[partition].kept_from = read.start
@@ -272,7 +271,3 @@ class AssignedPartitions:
                 active.backlog.add(record, chunk.reads[partition].start, at)
                 active.leader_epoch = record.leader_epoch
         active.kept_from = None
-
-    def _of_active(self, chunk: Chunk[RawRecord]) -> Chunk[RawRecord]:
-        """What may still be applied of it."""
-        return part(chunk, {p: read for p, read in chunk.reads.items() if p in self._active})

@@ -22,7 +22,7 @@ from seekpoint.records import Partition, RawRecord
 from seekpoint.worker.assignment.accept import accept_messages
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.assignment.chunk import Chunk
-from seekpoint.worker.assignment.claiming import Claiming, topic_id_mismatches
+from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.held import HeldPartitions
 from seekpoint.worker.assignment.idle_checks import IdleChecks
 from seekpoint.worker.assignment.kept import KeptChunks
@@ -252,7 +252,7 @@ class WorkerAssignment:
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:
         """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
-        return topic_id_mismatches(self._ledger.group, self._partitions.owned, answer, partitions)
+        return self._claiming.topic_id_mismatches(answer, partitions)
 
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
         """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""

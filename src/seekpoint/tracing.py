@@ -16,7 +16,7 @@ from seekpoint import events
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.session import TransactionFailed
 from seekpoint.records import RawRecord, error_attribute
-from seekpoint.worker.apply import Failed
+from seekpoint.worker.failed import Failed
 from seekpoint.worker.open_batch import OpenBatch
 
 logger = logging.getLogger("seekpoint.tracing")

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from seekpoint import Partition, events
 from seekpoint.pipeline.policy import Limits
-from seekpoint.worker.apply import TRIES
+from seekpoint.worker.failed import TRIES
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
 from support.ledger_desk import scalar, wait_until_blocked

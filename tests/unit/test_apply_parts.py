@@ -20,10 +20,11 @@ from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
-from seekpoint.worker.apply import TRIES, Failed, Mode, apply
+from seekpoint.worker.apply import apply
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.bisect import LEAST, Strides
+from seekpoint.worker.failed import TRIES, Failed, Mode
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 
 

@@ -15,7 +15,7 @@ from seekpoint.postgres.session import CommitRefused, CommitUnanswered, SentRows
 from seekpoint.postgres.sqlstates import fault_of
 from seekpoint.records import Cause
 from seekpoint.testing import raw
-from seekpoint.worker.apply import TRIES, Failed, Mode
+from seekpoint.worker.failed import TRIES, Failed, Mode
 from seekpoint.worker.recovery import (
     DropPartitions,
     GiveUp,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -12,12 +10,9 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import text
-
 from seekpoint import events
 from seekpoint.errors import (
     CodecUnavailable,
-    ConfigError,
     DeclarationDiffers,
     KafkaUnavailable,
     StandbyRequired,
@@ -26,30 +21,29 @@ from seekpoint.errors import (
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import InstanceInUse, KafkaException, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
-from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.declared import declared
-from seekpoint.pipeline.pipeline import Pipeline, shown_handler
-from seekpoint.postgres import pooler
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.backoff import Backoff
-from seekpoint.postgres.engine import first_connection
-from seekpoint.postgres.sqlstates import is_transient, is_transient_at_start
+from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.postgres.work_while_waiting import Work
-from seekpoint.records import RawRecord, one_line, running_line
+from seekpoint.records import RawRecord
 from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
 from seekpoint.worker.batch_size import BatchSize
 from seekpoint.worker.broker_answers import BrokersBack, ConsumerCheck, ConsumerUnanswered, patience
 from seekpoint.worker.heartbeat import Heartbeat
+from seekpoint.worker.lag_sampler import LagSampler
 from seekpoint.worker.mirror import Mirror
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
 from seekpoint.worker.reader import Reader
 from seekpoint.worker.replay.requests import RequestedReplays
 from seekpoint.worker.single_attempts import SingleAttempts
 from seekpoint.worker.standby import Standby
+from seekpoint.worker.start import StartChecks
 from seekpoint.worker.status_writer import StatusWriter
 from seekpoint.worker.tracer import Tracer
+from seekpoint.worker.unended import shown_user_code, unended
 from seekpoint.worker.unit_of_work import Committer
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
@@ -58,7 +52,6 @@ AWAY = 1.0  # seconds for that where Kafka has not answered the last commit: the
 REJOIN = 5.0  # seconds until the group is joined again under an id that another member has
 SETTLED = 1.0  # seconds after that until the id counts as free: the refusal takes a round trip
 LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up
-UNKNOWN = (0.2, 0.4, 0.8)  # seconds between the questions for a topic that is unknown at the start
 _TROUBLES = (events.KafkaTrouble, events.DatabaseTrouble, events.CodecTrouble, events.Paused)
 REPEAT = 10.0  # seconds until the client's same error is announced again
 
@@ -92,7 +85,6 @@ class Loop:
         self._trouble: events.Event | None = None
         self._rejoins_at = 0.0  # when the group is joined again under an id that another member had
         self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
-        self._lag_at = 0.0
         self._took = 0.0  # seconds of the last batch: as long, single-record attempts may take before others are read
         self._waits = Backoff().waits()
         self._ask_codec: Callable[[], object] | None = None  # what a codec got no answer to
@@ -106,6 +98,7 @@ class Loop:
         self._status: StatusWriter
         self._requests: RequestedReplays
         self._mirror: Mirror
+        self._lag: LagSampler
         self._consumer_check: ConsumerCheck
         self._is_open = False  # these are in use
         self._opened = object()  # of which consumer they are
@@ -140,8 +133,10 @@ class Loop:
         """
         if not self._ending.acquire(blocking=False):
             return
-        self._given_up = StopTimeout(self._unended(grace), grace)
         is_open = self._is_open
+        user_code = shown_user_code(self._pipeline) if self._stopwatch.seconds() > 0 else None
+        message = unended(self._pipeline.group, user_code, self._thread, grace, is_open=is_open)
+        self._given_up = StopTimeout(message, grace)
         if is_open:
             self._committer.cut()
             self._requests.cut()
@@ -149,25 +144,6 @@ class Loop:
         self._announce.end(events.WorkerStopped(error=self._given_up))
         if is_open:
             self._assignment.client.close(LEAVE)
-
-    def _unended(self, grace: float) -> str:
-        """What has not returned, and where its thread is."""
-        who, handle = "the worker", self._pipeline.handle
-        if self._stopwatch.seconds() > 0:
-            who = "row= or the codec" if handle is None else shown_handler(handle)
-        frame = sys._current_frames().get(self._thread)  # noqa: SLF001 -- its documented name
-        at = running_line(frame) if frame is not None else None
-        place = "" if at is None else f", and is at {at}"
-        message = (
-            f"group {self._pipeline.group!r}: {who} has not returned within {grace:g} s after the worker was asked to "
-        )
-        message += f"stop{place}"
-        if not self._is_open:  # at its start, it waits for an answer of its servers
-            return message
-        return (
-            f"{message}. Its connection is closed: nothing of the batch in hand is committed, and the next owners of "
-            "its partitions count a crash"
-        )
 
     def _live(self) -> None:
         """Work in the group until the end; outside it, wait for an open reload to this version, or for equal tables."""
@@ -195,84 +171,22 @@ class Loop:
             self._stopping.wait(max(0.0, self._rejoins_at - monotonic()))
         self._announce(events.Draining())
 
-    def _check(self) -> None:
-        """Check everything that can be wrong before the first record; each error is one sentence."""
-        with first_connection(self._ledger.engine) as connection:
-            check(connection, self._ledger.schema)
-            if (found := pooler.detect(connection)) is not None:
-                self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))
-        self._check_tables()
-        identity = Identity(self._config, min(self._limits.start_wait or math.inf, self._limits.kafka_timeout))
-        try:
-            identity.cluster_id()
-            counts = self._counts(identity)
-        except KafkaRefused as error:
-            raise ConfigError(f"{error}; {CHECK_KAFKA}") from None
-        for topic, number in self._partitions or ():
-            if not 0 <= number < counts[topic]:
-                raise ConfigError(
-                    f"partitions= names {topic}/{number}, but topic {topic!r} has {counts[topic]} partitions, numbered "
-                    "from 0"
-                )
-
-    def _counts(self, identity: Identity) -> Mapping[str, int]:
-        """How many partitions each topic has. Raises ConfigError for one that stays unknown.
-
-        A broker that has just started gives that answer for topics that exist.
-        """
-        for pause in UNKNOWN:
-            counts = identity.known(self._pipeline.topics)
-            if len(counts) == len(self._pipeline.topics) or self._stopping.wait(pause):
-                break
-        return identity.partitions(self._pipeline.topics)
-
     def _start(self) -> bool:
-        """Check what can be wrong, and wait for servers that do not answer; False if the end was asked for meanwhile.
-
-        Raises what stays as it is, and KafkaUnavailable or the database's error when ``Limits.start_wait`` is over.
-        """
-        began, waits, limit = monotonic(), Backoff().waits(), self._limits.start_wait or math.inf
-        trouble: events.KafkaTrouble | events.DatabaseTrouble
-        is_delayed = False
-        self._announce(events.Starting(group=self._pipeline.group))
-        while True:
-            try:
-                self._check()
-            except KafkaUnavailable as error:
-                if monotonic() - began >= limit:
-                    raise KafkaUnavailable(f"{error}; {CHECK_KAFKA}") from error
-                trouble, reason = events.KafkaTrouble(error=str(error)), str(error)
-            except Exception as error:
-                if not is_transient_at_start(error) or monotonic() - began >= limit:
-                    raise
-                trouble, reason = events.DatabaseTrouble(error=error), one_line(getattr(error, "orig", None) or error)
-            else:
-                if self._trouble is not None:
-                    self._announce(events.Recovered())
-                return not self._stopping.is_set()
-            if not is_delayed:
-                is_delayed = True
-                make_consumer({**self._config, "log_level": 0}).close()  # raises for what the client does not know
-                self._announce(events.StartDelayed(reason=reason, limit=self._limits.start_wait))
-            wait = max(0.0, min(next(waits), limit - (monotonic() - began)))
-            self._announce(replace(trouble, wait=wait))
-            if self._stopping.wait(wait):
-                return False
-
-    def _check_tables(self) -> None:
-        """A table, column or right that is missing is found now, and not by the first record.
-
-        What may pass (a lock that an index build holds) does not keep the worker from starting: its batches wait.
-        """
-        wait = text("SELECT set_config('lock_timeout', :wait, true)")
-        try:
-            with self._ledger.engine.connect() as connection:  # its transaction is rolled back at the end
-                connection.execute(wait, {"wait": f"{max(1, round(self._limits.claim_wait * 1000))}ms"})
-                self._tables = self._pipeline.check_tables(connection)
-        except Exception as error:
-            if not is_transient(error):
-                raise
-            self._announce(events.DatabaseTrouble(error=error))
+        """Check what can be wrong; False if the end was asked for meanwhile."""
+        checks = StartChecks(
+            self._pipeline,
+            self._ledger,
+            self._config,
+            self._partitions,
+            announce=self._announce,
+            stopping=self._stopping,
+        )
+        if not checks.run():
+            return False
+        self._tables = checks.tables
+        if self._trouble is not None:
+            self._announce(events.Recovered())
+        return True
 
     def _open(self) -> None:
         opened = self._opened = object()
@@ -284,6 +198,7 @@ class Loop:
         pipeline = self._pipeline
         resources = Resources.of(consumer, self._config, self._ledger, self._announce)
         self._assignment = WorkerAssignment(resources, pipeline.topics, pipeline.start, self._partitions, pipeline)
+        self._lag = LagSampler(self._assignment, self._limits.lag_check, self._announce)
         self._mirror = Mirror(resources, self._assignment, is_on=self._is_mirrored)
         self._consumer_check = ConsumerCheck(
             resources.client,
@@ -395,7 +310,7 @@ class Loop:
         self._consumer_check.maintain()
         self._recovered()
         self._raise_if_strict()
-        self._sample_lag()
+        self._lag.maintain(monotonic())
         has_tried = self._replay_some() | self._attempt_singles()
         if (chunk := self._reader.read(self._size.records, 0 if has_tried else POLL)) is None:
             self._took = 0.0
@@ -415,18 +330,6 @@ class Loop:
     def _raise_if_strict(self) -> None:
         if self._pipeline.strict and (stopped := self._assignment.stopped):
             raise next(iter(stopped.values()))
-
-    def _sample_lag(self) -> None:
-        now = monotonic()
-        if now < self._lag_at:
-            return
-        self._lag_at = now + self._limits.lag_check
-        try:
-            lag, unknown = self._assignment.lag()
-        except KafkaUnavailable as error:  # one partition without a leader keeps no other from being read
-            self._announce(events.KafkaTrouble(error=str(error)))
-            return
-        self._announce(events.LagSampled(lag=lag, not_due=self._assignment.scheduler.not_due(), unknown=unknown))
 
     def _show_status(self) -> None:
         if self._status.is_due(now := monotonic()):

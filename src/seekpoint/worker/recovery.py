@@ -10,7 +10,7 @@ from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped
 from seekpoint.postgres.session import CommitRefused, SentRowsFailed, raised_by
 from seekpoint.postgres.sqlstates import FEATURE_NOT_SUPPORTED, Fault, connection_lost, fault_of, is_transient, sqlstate
 from seekpoint.records import Cause, Partition, RawRecord
-from seekpoint.worker.apply import TRIES, Failed, Mode
+from seekpoint.worker.failed import TRIES, Failed, Mode
 
 STALE_PLAN = FEATURE_NOT_SUPPORTED  # "cached plan must not change result type": a fresh connection makes the plan again
 

@@ -25,11 +25,12 @@ from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.postgres.work_while_waiting import Work
 from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
 from seekpoint.sinks.upsert.upsert import Upsert
-from seekpoint.worker.apply import Mode, SmallBatch, apply, small_batch
+from seekpoint.worker.apply import SmallBatch, apply, small_batch
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.batch_size import BatchSize, ended_by_age
 from seekpoint.worker.bisect import Strides
 from seekpoint.worker.dead_letter_limits import BatchCounts, DeadLetterLimitCheck
+from seekpoint.worker.failed import Mode
 from seekpoint.worker.failure_policy import fail
 from seekpoint.worker.open_batch import BatchResult, DeadKeys, OpenBatch
 from seekpoint.worker.recovery import (

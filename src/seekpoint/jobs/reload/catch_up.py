@@ -25,7 +25,7 @@ from seekpoint.records import Partition, RawRecord, State
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted
-from seekpoint.worker.apply import DecodedRecord
+from seekpoint.worker.decode import DecodedRecord
 
 
 class CatchUp:

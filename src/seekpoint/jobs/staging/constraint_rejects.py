@@ -21,7 +21,7 @@ from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging, o
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import BLOCKED_BY_KEY, Cause, NewDeadLetter, Partition, RawRecord, State
-from seekpoint.worker.apply import Failed
+from seekpoint.worker.failed import Failed
 
 BLOCKED_AT_ONCE = 1_000  # records that are inserted at a time
 MOST = 1_000  # records of one run that are dead-lettered in this way; more are a mistake in the pipeline or the table

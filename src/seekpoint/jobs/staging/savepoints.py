@@ -15,8 +15,11 @@ from seekpoint.pipeline.sink import Row
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault
 from seekpoint.records import BLOCKED_BY_KEY, AnyRecord, Failure, NewDeadLetter, RawRecord, State
-from seekpoint.worker.apply import DecodedRecord, Failed, check_deferred, decode_record, part_spans, write
 from seekpoint.worker.bisect import PartFailure, Strides, bisect
+from seekpoint.worker.decode import DecodedRecord, decode_record
+from seekpoint.worker.failed import Failed
+from seekpoint.worker.parts import check_deferred, part_spans
+from seekpoint.worker.write import write
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
 

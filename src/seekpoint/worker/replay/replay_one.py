@@ -19,7 +19,8 @@ from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Cause, Failure, Span, State
-from seekpoint.worker.apply import Failed, decode_record, write
+from seekpoint.worker.decode import decode_record
+from seekpoint.worker.failed import Failed
 from seekpoint.worker.replay.dead_letter_admin import lean, open_at, retry_locked
 from seekpoint.worker.replay.preconditions import (
     check_group,
@@ -29,6 +30,7 @@ from seekpoint.worker.replay.preconditions import (
     not_first_of_key,
     refused,
 )
+from seekpoint.worker.write import write
 
 
 def as_worker(tx: Connection, limits: Limits, before: Mapping[str, str]) -> str:

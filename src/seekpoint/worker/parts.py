@@ -1,0 +1,192 @@
+"""A batch in parts, under savepoints: the records that fail are found by bisection.
+
+A mistake of the program, and an error that may pass, are one record's only where another record was applied: else they
+are no record's, and end the attempt. Where none has been applied yet, some are tried one by one, and undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import add
+
+from sqlalchemy import text
+
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.postgres.connection import HandlerConnection
+from seekpoint.postgres.sqlstates import Fault, driver_error, fault_of, may_be_one_records, sqlstate
+from seekpoint.records import Cause, Partition, RawRecord, Span, add_note
+from seekpoint.worker.bisect import PartFailure, Strides, bisect
+from seekpoint.worker.decode import DecodedRecord
+from seekpoint.worker.failed import Failed, Mode
+from seekpoint.worker.failure_policy import fail
+from seekpoint.worker.open_batch import OpenBatch, Written
+from seekpoint.worker.write import write
+
+CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
+ONE_TOO_LONG = (
+    "one record alone takes longer than a statement may: raise statement_timeout for this worker's role or URL, or "
+    "look for what its statement waits for"
+)
+PROBES = {Fault.PROGRAM: 32, Fault.TRANSIENT: 3}  # records tried for one that is applied; a wait costs a timeout each
+
+
+def apply_parts(
+    tx: HandlerConnection,
+    pipeline: Pipeline,
+    records: Sequence[DecodedRecord],
+    batch: OpenBatch,
+    mode: Mode,
+    *,
+    strides: Strides,
+    keeps_locks: bool,
+) -> Written:
+    """Write what can be written, and decide about what cannot.
+
+    Raises misuse, and database errors that are no record's fault, as they are; where ``mode.is_patient``, Failed at an
+    error that may pass: the whole transaction is to be tried again first. ``keeps_locks``: no code of the user's may
+    release one.
+    """
+    tx.savepoints.begin(keeps_locks=keeps_locks)
+    parts, failed = Parts(tx, pipeline, records, batch, mode), mode.failed
+    known = None if failed is None else PartFailure(failed, (), failed.is_timeout, failed.waited)
+    for found in bisect(len(records), parts.run, strides, parts.admitted, known):
+        parts.decide([records[n].raw for n in found.indexes], found.error)
+    return Written(parts.applied, parts.rows)
+
+
+def check_deferred(tx: HandlerConnection) -> None:
+    """Ask now what would be asked at COMMIT; and take the question back, as later parts may wait for it.
+
+    Raises Failed for a violation.
+    """
+    probe = tx.begin_nested()
+    try:
+        tx.execute(CHECK_DEFERRED)
+    except Exception as error:
+        if (fault := fault_of(error)) is None:
+            raise
+        raise Failed(error, Cause.DATABASE, fault=fault) from error
+    finally:
+        probe.rollback()
+
+
+def part_spans(part: Sequence[DecodedRecord]) -> list[Span]:
+    """The offsets that a part covers, as a handler gets them."""
+    starts: dict[tuple[str, int], int] = {}
+    ends: dict[tuple[str, int], int] = {}
+    for one in part:
+        at = one.raw.topic, one.raw.partition
+        starts.setdefault(at, one.raw.offset)
+        ends[at] = one.raw.offset + 1
+    return [Span(Partition(*at), start, ends[at]) for at, start in starts.items()]
+
+
+class Parts:
+    """One batch's parts: ``applied`` counts the records that were written, ``rows`` each sink's rows."""
+
+    def __init__(
+        self,
+        tx: HandlerConnection,
+        pipeline: Pipeline,
+        records: Sequence[DecodedRecord],
+        batch: OpenBatch,
+        mode: Mode,
+    ) -> None:
+        self._tx, self._pipeline, self._records, self._batch, self._mode = tx, pipeline, records, batch, mode
+        self.applied = 0
+        self.rows = [0] * len(pipeline.sinks)
+        self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: one was applied
+
+    def admitted(self, part: range, again: bool) -> Sequence[int]:
+        """The records of a part that are to be applied; one that was not run yet has others only where stops are."""
+        if again or self._batch.outcome.looks_ahead:
+            return [n for n in part if self._batch.admits(self._records[n].raw)]
+        return part
+
+    def run(self, part: Sequence[int]) -> PartFailure[Failed] | None:
+        """Apply the records of these indexes, all or none."""
+        records = [self._records[n] for n in part]
+        try:
+            counts = self._write(records)
+        except Failed as failed:
+            if self._mode.is_patient and failed.fault is Fault.TRANSIENT and not failed.is_timeout:
+                raise
+            if self._mode.attempt == 1 and failed.is_of_before_alter:
+                raise
+            self._tx.savepoints.undo()
+            return self._failure(failed, part)
+        self.applied += len(records)
+        self.rows = list(map(add, self.rows, counts))
+        self._tx.savepoints.keep()
+        self._prove(records)
+        return None
+
+    def _failure(self, failed: Failed, part: Sequence[int]) -> PartFailure[Failed]:
+        """What the error says of the part in which it came."""
+        at = {self._records[n].raw.id: n for n in part} if failed.named else {}
+        return PartFailure(failed, tuple(at[raw.id] for raw in failed.named), failed.is_timeout, failed.waited)
+
+    def _write(self, part: Sequence[DecodedRecord]) -> Sequence[int]:
+        counts = write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
+        if self._mode.checks_deferred:
+            check_deferred(self._tx)
+        return counts
+
+    def _prove(self, part: Sequence[DecodedRecord]) -> None:
+        if len(self._proven) <= len(self._pipeline.sinks):
+            self._proven.add(None)
+            self._proven.update(n for n in range(len(self._pipeline.sinks)) if any(one.rows[n] for one in part))
+
+    def _cause(self, raws: Sequence[RawRecord], failed: Failed) -> Cause:
+        """Whose fault it is that these were refused; raises the error where it is no record's."""
+        if failed.fault is Fault.DATA:
+            return failed.cause
+        if failed.is_timeout:
+            for error in {failed.error, driver_error(failed.error)}:
+                add_note(error, ONE_TOO_LONG)
+        others = () if self._sink(failed) in self._proven else self._others(raws, failed)
+        is_proven = self._sink(failed) in self._proven or any(self._could_apply(one) for one in others)
+        if failed.fault is Fault.TRANSIENT:
+            # In a batch of its own it has no others to compare with: an outage of the whole server is no attempt of it.
+            is_again = not others and self._batch.is_transient and may_be_one_records(sqlstate(failed.error))
+            if is_proven or is_again:
+                return Cause.TRANSIENT
+            raise failed.error
+        if is_proven:
+            return failed.cause
+        if others:
+            raise failed.error
+        return Cause.PROGRAM  # it came alone: the record, or the program
+
+    def _sink(self, failed: Failed) -> int | None:
+        """Which sink must have written another record; None: whatever was applied counts."""
+        return failed.sink if failed.fault is Fault.PROGRAM else None
+
+    def _others(self, raws: Sequence[RawRecord], failed: Failed) -> list[DecodedRecord]:
+        """Some of the other records that would take the same way, from all over the batch."""
+        failing, sink, outcome = {raw.id for raw in raws}, self._sink(failed), self._batch.outcome
+        others = [
+            one
+            for one in self._records
+            if one.raw.id not in failing and (sink is None or one.rows[sink]) and not outcome.excludes(one.raw)
+        ]
+        return others[:: 1 + len(others) // PROBES[failed.fault]]
+
+    def _could_apply(self, one: DecodedRecord) -> bool:
+        """Whether this record is applied by itself; nothing of it remains."""
+        try:
+            self._write([one])
+        except Failed:
+            is_applied = False
+        else:
+            is_applied = True
+        self._tx.savepoints.undo()
+        return is_applied
+
+    def decide(self, raws: Sequence[RawRecord], failed: Failed) -> None:
+        """Take these records, which failed, out of the batch, as the pipeline's policy says."""
+        if not raws:
+            return
+        cause = self._cause(raws, failed)
+        for raw in raws:
+            fail(self._pipeline, self._batch.outcome, raw, failed.error_of(raw), cause)

@@ -1,0 +1,123 @@
+"""Before a worker joins its group: check what can be wrong, and wait for servers that do not answer."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import text
+
+from seekpoint import events
+from seekpoint.errors import ConfigError, KafkaUnavailable
+from seekpoint.events import Announcer
+from seekpoint.kafka.config import make_consumer
+from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.schema_revision import check
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.postgres import pooler
+from seekpoint.postgres.backoff import Backoff
+from seekpoint.postgres.engine import first_connection
+from seekpoint.postgres.sqlstates import is_transient, is_transient_at_start
+from seekpoint.records import one_line
+
+UNKNOWN = (0.2, 0.4, 0.8)  # seconds between the questions for a topic that is unknown at the start
+
+
+class StartChecks:
+    """What a worker checks once, before its first record. ``tables`` are those that it writes, each with its schema."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ledger: Ledger,
+        config: Mapping[str, Any],
+        partitions: Collection[tuple[str, int]] | None,
+        *,
+        announce: Announcer,
+        stopping: threading.Event,
+    ) -> None:
+        self._pipeline, self._ledger, self._limits, self._config = pipeline, ledger, ledger.limits, config
+        self._partitions, self._announce, self._stopping = partitions, announce, stopping
+        self.tables: tuple[str, ...] = ()
+
+    def run(self) -> bool:
+        """Check what can be wrong, and wait for servers that do not answer; False if the end was asked for meanwhile.
+
+        Raises what stays as it is, and KafkaUnavailable or the database's error when ``Limits.start_wait`` is over.
+        """
+        began, waits, limit = monotonic(), Backoff().waits(), self._limits.start_wait or math.inf
+        trouble: events.KafkaTrouble | events.DatabaseTrouble
+        is_delayed = False
+        self._announce(events.Starting(group=self._pipeline.group))
+        while True:
+            try:
+                self._check()
+            except KafkaUnavailable as error:
+                if monotonic() - began >= limit:
+                    raise KafkaUnavailable(f"{error}; {CHECK_KAFKA}") from error
+                trouble, reason = events.KafkaTrouble(error=str(error)), str(error)
+            except Exception as error:
+                if not is_transient_at_start(error) or monotonic() - began >= limit:
+                    raise
+                trouble, reason = events.DatabaseTrouble(error=error), one_line(getattr(error, "orig", None) or error)
+            else:
+                return not self._stopping.is_set()
+            if not is_delayed:
+                is_delayed = True
+                make_consumer({**self._config, "log_level": 0}).close()  # raises for what the client does not know
+                self._announce(events.StartDelayed(reason=reason, limit=self._limits.start_wait))
+            wait = max(0.0, min(next(waits), limit - (monotonic() - began)))
+            self._announce(replace(trouble, wait=wait))
+            if self._stopping.wait(wait):
+                return False
+
+    def _check(self) -> None:
+        """Check everything that can be wrong before the first record; each error is one sentence."""
+        with first_connection(self._ledger.engine) as connection:
+            check(connection, self._ledger.schema)
+            if (found := pooler.detect(connection)) is not None:
+                self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))
+        self._check_tables()
+        identity = Identity(self._config, min(self._limits.start_wait or math.inf, self._limits.kafka_timeout))
+        try:
+            identity.cluster_id()
+            counts = self._counts(identity)
+        except KafkaRefused as error:
+            raise ConfigError(f"{error}; {CHECK_KAFKA}") from None
+        for topic, number in self._partitions or ():
+            if not 0 <= number < counts[topic]:
+                raise ConfigError(
+                    f"partitions= names {topic}/{number}, but topic {topic!r} has {counts[topic]} partitions, numbered "
+                    "from 0"
+                )
+
+    def _counts(self, identity: Identity) -> Mapping[str, int]:
+        """How many partitions each topic has. Raises ConfigError for one that stays unknown.
+
+        A broker that has just started gives that answer for topics that exist.
+        """
+        for pause in UNKNOWN:
+            counts = identity.known(self._pipeline.topics)
+            if len(counts) == len(self._pipeline.topics) or self._stopping.wait(pause):
+                break
+        return identity.partitions(self._pipeline.topics)
+
+    def _check_tables(self) -> None:
+        """A table, column or right that is missing is found now, and not by the first record.
+
+        What may pass (a lock that an index build holds) does not keep the worker from starting: its batches wait.
+        """
+        wait = text("SELECT set_config('lock_timeout', :wait, true)")
+        try:
+            with self._ledger.engine.connect() as connection:  # its transaction is rolled back at the end
+                connection.execute(wait, {"wait": f"{max(1, round(self._limits.claim_wait * 1000))}ms"})
+                self.tables = self._pipeline.check_tables(connection)
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            self._announce(events.DatabaseTrouble(error=error))

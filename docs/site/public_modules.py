@@ -16,7 +16,6 @@ PUBLIC_MODULES = [
     "seekpoint.jobs.batch",
     "seekpoint.jobs.export",
     "seekpoint.jobs.reload",
-    "seekpoint.jobs.reprocess",
     "seekpoint.ledger",
     "seekpoint.ledger.dead_letters",
     "seekpoint.metrics",

@@ -30,7 +30,7 @@ def downgrade() -> None:
         run_in_schema(schema, "DROP VIEW seekpoint.group_status")
         run_in_schema(schema, "DROP VIEW seekpoint.lag")
         for table in (
-            *("position_sample", "worker", "replay_request", "reprocess_dead_letter", "reprocess_run"),
+            *("position_sample", "worker", "replay_request", "reprocess_dead_letter"),
             *("export_run", "export_manifest", "reload_staged", "reload_position", "reload_run"),
             *("admin_action", "lost_range", "dead_letter", "group_topic", "partition_offset", "consumer_group"),
         ):

@@ -212,7 +212,7 @@ CREATE TABLE seekpoint.reload_run (
         state IN ('opened', 'staging', 'staged', 'indexed', 'catching_up', 'compared', 'verified', 'cut_over',
                   'aborted', 'failed')
     ),
-    CONSTRAINT reload_run_strategy_check CHECK (strategy IN ('merge', 'swap', 'verify', 'batch'))
+    CONSTRAINT reload_run_strategy_check CHECK (strategy IN ('merge', 'swap', 'verify', 'batch', 'reprocess'))
 );
 COMMENT ON COLUMN seekpoint.reload_run.pipelines IS 'as module:name, one per group';
 COMMENT ON COLUMN seekpoint.reload_run.version_from IS 'of each group, at the opening';
@@ -306,38 +306,7 @@ CREATE TABLE seekpoint.export_run (
 COMMENT ON COLUMN seekpoint.export_run.archive IS 'where its files are: a folder, or a URL';
 COMMENT ON COLUMN seekpoint.export_run.consumer_group IS 'whose position bounded it';
 
--- A bounded range of one partition, applied again beside the live position. The run has a position of its own, which
--- moves in the transactions that write its rows (I1, of the run).
-CREATE TABLE seekpoint.reprocess_run (
-    id uuid NOT NULL,
-    consumer_group text NOT NULL,
-    topic text NOT NULL,
-    partition integer NOT NULL,
-    topic_id uuid NOT NULL,
-    from_offset bigint NOT NULL,
-    to_offset bigint NOT NULL,
-    next_offset bigint NOT NULL,
-    version integer NOT NULL,
-    records bigint NOT NULL DEFAULT 0,
-    dead_letters bigint NOT NULL DEFAULT 0,
-    state text NOT NULL,
-    actor text NOT NULL,
-    reason text NOT NULL,
-    opened_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    changed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (id),
-    FOREIGN KEY (consumer_group) REFERENCES seekpoint.consumer_group (name),
-    CONSTRAINT reprocess_run_range_check CHECK (from_offset < to_offset),
-    CONSTRAINT reprocess_run_state_check CHECK (state IN ('open', 'done', 'abandoned'))
-);
-CREATE INDEX reprocess_run_consumer_group_topic_partition_idx
-    ON seekpoint.reprocess_run (consumer_group, topic, partition);
-COMMENT ON COLUMN seekpoint.reprocess_run.next_offset IS 'position of the run';
-COMMENT ON COLUMN seekpoint.reprocess_run.version IS 'handler version';
-COMMENT ON COLUMN seekpoint.reprocess_run.records IS 'that were applied';
-COMMENT ON COLUMN seekpoint.reprocess_run.dead_letters IS 'of the run';
-
--- The records that such a run could not apply, whole.
+-- The records that a reprocess could not apply, whole.
 CREATE TABLE seekpoint.reprocess_dead_letter (
     run uuid NOT NULL,
     record_offset bigint NOT NULL,
@@ -354,7 +323,7 @@ CREATE TABLE seekpoint.reprocess_dead_letter (
     sqlstate text,
     dead_lettered_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (run, record_offset),
-    FOREIGN KEY (run) REFERENCES seekpoint.reprocess_run (id)
+    FOREIGN KEY (run) REFERENCES seekpoint.reload_run (id)
 );
 
 -- Dead letters that a running worker of the group is to replay. One worker takes the request, and commits that before

@@ -23,7 +23,6 @@
     ├── ArchiveDamaged          a file of an archive is missing, truncated or changed
     ├── ReloadRefused           a reload cannot be opened or published
     │   ├── BatchRefused        a batch cannot be run: nothing of it is written
-    │   └── ReprocessRefused    a range cannot be reprocessed, or no further: what was committed stays
     ├── CutOverRefused          a cut-over would wait, delete or change more than was allowed: the run stays open
     ├── ReloadOver              the run has ended, or another driver has taken it over
     └── PartitionStopped        this partition waits for a decision; the others continue
@@ -342,12 +341,6 @@ class BatchRefused(ReloadRefused):
     """A batch cannot be run or applied now: nothing of it is written; ``reasons`` as above."""
 
     _what = "the batch cannot be run"
-
-
-class ReprocessRefused(ReloadRefused):
-    """A range cannot be reprocessed now, or no further; ``reasons`` as above. What was committed stays."""
-
-    _what = "the range is not reprocessed"
 
 
 class CutOverRefused(SeekpointError):  # noqa: N818

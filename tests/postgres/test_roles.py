@@ -105,7 +105,7 @@ DRIVES = (
 # What was stored of records is deleted by the owner alone.
 DELETES = (
     *("forget.delete_positions", "forget.delete_topics", "forget.delete_dead_letters", "forget.delete_losses"),
-    *("forget.delete_runs", "forget.delete_run_dead_letters", "forget.delete_requests"),
+    *("forget.delete_run_dead_letters", "forget.delete_requests"),
     "purge.delete_closed",
 )
 # Tables of two groups are exchanged by the owner alone.
@@ -117,6 +117,8 @@ REFUSED = {
         *DRIVES,
         *DELETES,
         *("export_manifest.*", "reload_run.positions", "reload_run.staged"),
+        *("batch.last_reprocess", "batch.reprocess_dead_letters", "purge.count_run_dead_letters"),
+        *("forget.count_run_dead_letters", "forget.every_run_dead_letter"),
         *("status.lag", "status.lag_of_all", "status.group_status", "status.runs"),
         *EXCHANGES,
     ),
@@ -127,10 +129,9 @@ REFUSED = {
         *("forget.delete_samples", "forget.delete_workers", "forget.restore_position", "forget.restore_topic"),
         *("worker.claim", "groups.insert", "worker.insert_positions", "groups.store_tables"),
         *("dead_letters.insert", "status.insert_samples", "status.prune_samples", "status.worker_seen"),
-        *("status.delete_unseen", "reprocess.insert_run", "reprocess.lock_run", "reprocess.abandon_run"),
+        "status.delete_unseen",
         *("replay_request.take_request", "replay_request.request_seen", "replay_request.record_request"),
         *("replay_request.fail_abandoned", "replay_request.fail_outdated"),
-        *("reprocess.advance_run", "reprocess.insert_run_dead_letters"),
     ),
     # What is left to a reader names no table of the ledger, or none but the columns that an exporter reads.
     Role.READER: {*NAMED} - among(

@@ -62,10 +62,13 @@ def main(what: dict[str, Any]) -> None:
     engine = create_engine(what["url"])
     Standing.at = what.get("at", "")
     vars(job)["Driver"] = Standing
-    made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 1))
+    options = {"version": what.get("version", 1), "kind": what.get("kind", "upsert")}
+    made = pipeline(what["group"], what["topic"], what["schema"], **options)
     one = BatchJob(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50)
     if "run" in what:
         one.take_over(UUID(what["run"]))
+    elif "range" in what:
+        one.reprocess((what["topic"], 0), *what["range"], reason="a test", accept_repeats=True)
     else:
         one.run()
     engine.dispose()

@@ -28,7 +28,6 @@ SCRIPTS = (
     "support.reload_process",
     "support.batch_process",
     "support.export_process",
-    "support.reprocess_process",
     "support.replace_process",
     "support.cli_process",
 )

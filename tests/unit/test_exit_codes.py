@@ -56,7 +56,6 @@ WITH_DATABASE = {
     "reload run": ["{module}:pipe", *BROKERS],
     "reload status": [],
     "reload sweep": [],
-    "reprocess": ["{module}:pipe", "t:0", "1..2", *BROKERS],
     "run": ["{module}:pipe", "--start-wait", "0.1", *BROKERS],
     "status": [],
     "topics accept": ["g", "t", "--from-beginning", *BROKERS],

@@ -76,7 +76,6 @@ COMMANDS = {
     "reload run": f"{CLI_RELOAD}::test_a_cut_over_that_is_refused_is_resumed_with_other_bounds",
     "reload status": f"{CLI_RELOAD}::test_status_is_for_people_and_says_what_to_do",
     "reload sweep": f"{CLI_RELOAD}::test_sweep_ends_the_runs_of_drivers_that_are_gone",
-    "reprocess": "tests/jobs/test_reprocess.py::test_the_command_plans_applies_and_refuses",
     "run": "tests/kafka/test_process.py::test_probes_answer_while_the_worker_runs",
     "status": "tests/kafka/test_cli.py",
     "topics accept": f"{LOSSES}::test_a_topic_that_was_created_again",

@@ -29,14 +29,14 @@ class Exported:
     run_dead_letters: int = 0
 
     def __str__(self) -> str:
-        runs = f", {self.run_dead_letters} dead letters of reprocess runs" if self.run_dead_letters else ""
+        runs = f", {self.run_dead_letters} dead letters of reprocesses" if self.run_dead_letters else ""
         return f"{self.dead_letters} dead letters and {self.lost_ranges} lost ranges{runs}"
 
 
 def export_group(tx: GroupConnection, file: Path) -> Exported:
     """Write every dead letter, as ``dead-letters export`` does, and every lost range; a file is there when complete.
 
-    Those of runs over a range, too, each as an object ``reprocess_dead_letter``.
+    Those of reprocesses, too, each as an object ``reprocess_dead_letter``.
     Only its owner may read it: it has the records' values. Raises ConfigError where it cannot be written.
     """
     part = file.with_name(f"{file.name}.part")

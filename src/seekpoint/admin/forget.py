@@ -41,8 +41,8 @@ class ForgetPlan:
     """To forget a group, or to undo that (``undo``), as it was when the plan was made; ``consequences`` in words.
 
     ``dead_letters`` are their numbers by state; they and ``lost_ranges`` are written to ``export_to`` first, None: to
-    no file. ``forgotten_at`` is when the group was forgotten, None where it is not. ``runs`` are those over a range
-    (`reprocess`); ``run_dead_letters`` are written to the file, too. ``requests`` are those of replays.
+    no file. ``forgotten_at`` is when the group was forgotten, None where it is not. ``run_dead_letters`` are those of
+    reprocesses, and are written to the file, too. ``requests`` are those of replays.
     """
 
     group: str
@@ -55,7 +55,6 @@ class ForgetPlan:
     lost_ranges: int
     export_to: Path | None
     consequences: tuple[str, ...]
-    runs: int = 0
     run_dead_letters: int = 0
     requests: int = 0
 
@@ -87,7 +86,6 @@ def _forgotten(name: str, stored: Mapping[str, Any]) -> ForgottenGroup:
 _COUNTS = {
     "partitions": FORGET["count_positions"],
     "lost_ranges": FORGET["count_losses"],
-    "runs": FORGET["count_runs"],
     "run_dead_letters": FORGET["count_run_dead_letters"],
     "requests": FORGET["count_requests"],
 }
@@ -136,7 +134,6 @@ def _in_words(
     partitions: int,
     dead_letters: Mapping[str, int],
     lost_ranges: int,
-    runs: int,
     run_dead_letters: int,
     requests: int,
     export_to: Path | None,
@@ -148,11 +145,11 @@ def _in_words(
     if lost_ranges:
         yield f"{lost_ranges:,} lost ranges are deleted"
     if run_dead_letters:
-        yield f"{run_dead_letters:,} dead letters of reprocess runs are deleted"
+        yield f"{run_dead_letters:,} dead letters of reprocesses are deleted"
     if dead_letters or lost_ranges or run_dead_letters:
         yield "no copy of these is written" if export_to is None else f"a copy of these is written to {export_to} first"
-    if runs or requests:
-        yield f"{runs:,} reprocess runs and {requests:,} replay requests are deleted"
+    if requests:
+        yield f"{requests:,} replay requests are deleted"
     if row.tables:
         yield f"rows stay in {', '.join(sorted(row.tables))}"
     yield "workers under this name end, and are refused until --undo, or a start with --accept-forgotten"
@@ -216,7 +213,7 @@ def _forget(tx: GroupConnection, plan: ForgetPlan, by: By) -> ForgetResult:
         raise Fenced(f"the file has {exported}, and {deleted} would be deleted: nothing was done; make another plan")
     if deleted != planned:  # while a group is paused it can be reset
         raise Fenced(f"the plan has {planned}, and {deleted} would be deleted: nothing was done; make another plan")
-    rest = (FORGET["delete_runs"], FORGET["delete_requests"], FORGET["delete_samples"], FORGET["delete_workers"])
+    rest = (FORGET["delete_requests"], FORGET["delete_samples"], FORGET["delete_workers"])
     for each in (FORGET["delete_positions"], FORGET["delete_topics"], *rest):
         tx.execute(each)
     at = tx.execute(PURGE["clock"]).scalar_one().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

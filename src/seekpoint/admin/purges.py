@@ -84,8 +84,7 @@ def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, in
         yield f"{by_state(kept)} stay: name their states with --state"
     if of_runs:
         yield (
-            f"{of_runs:,} dead letters of ended reprocess runs stay: the ledger's owner deletes them from "
-            "reprocess_dead_letter"
+            f"{of_runs:,} dead letters of reprocesses stay: the ledger's owner deletes them from reprocess_dead_letter"
         )
 
 

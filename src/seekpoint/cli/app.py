@@ -130,14 +130,6 @@ def _ui() -> Any:
     return _single("ui", ui)
 
 
-@_entry("reprocess")
-def _reprocess() -> Any:
-    """Apply a bounded range of a partition again, while workers run; the group's position stays where it is."""
-    from seekpoint.cli.reprocess import reprocess
-
-    return _single("reprocess", reprocess, no_args_is_help=True)
-
-
 @_entry("verify")
 def _verify() -> Any:
     """Rebuild the tables of these pipelines from the log beside the live ones, compare at the same

@@ -14,6 +14,7 @@ from seekpoint.cli.output import cut, field, moment, numbered, print_table
 from seekpoint.cli.progress_bar import ago_of, lasting
 from seekpoint.jobs.reload import Report, Run
 from seekpoint.jobs.run_progress import PartitionProgress, RunProgress
+from seekpoint.ledger.tables import BATCHES
 
 WIDTH = 100  # characters of a line
 _COLUMNS = ("id", "strategy", "state", "opened", "tables")
@@ -88,7 +89,7 @@ def progress_as_dict(at: RunProgress) -> dict[str, Any]:
 def shown(at: RunProgress) -> Iterator[str]:
     """One run, line by line."""
     run = at.run
-    yield f"{run.strategy if run.strategy in {'batch', 'verify'} else 'reload'} {run.id}: {state(run)}"
+    yield f"{run.strategy if run.strategy in {*BATCHES, 'verify'} else 'reload'} {run.id}: {state(run)}"
     yield field("strategy", run.strategy)
     yield field("tables", ", ".join(run.tables))
     for group, name, old, new in zip(run.groups, run.pipelines, run.version_from, run.version_to, strict=True):
@@ -125,12 +126,16 @@ def choices(at: RunProgress) -> Iterator[str]:
     elif not run.swept:
         yield "drop what it left: seekpoint reload sweep"
     elif run.state != "cut_over" and run.strategy != "verify":
-        yield f"begin again: {begin(run)}"
+        yield f"begin again: {begin(at)}"
 
 
-def begin(run: Run) -> str:
+def begin(at: RunProgress) -> str:
     """The command that opens one like it."""
-    return _command(run) + ("" if run.strategy in {"batch", "merge"} else f" --strategy {run.strategy}")
+    if at.run.strategy == "reprocess":
+        [place] = at.places
+        topic, number = place.partition
+        return f"{_command(at.run)} --range {topic}:{number}:{place.first}..{place.end} --reason '…'"
+    return _command(at.run) + ("" if at.run.strategy in {"batch", "merge"} else f" --strategy {at.run.strategy}")
 
 
 def resume(run: Run) -> str:
@@ -140,7 +145,7 @@ def resume(run: Run) -> str:
 
 def _command(run: Run) -> str:
     names = " ".join(shlex.quote(name or "MODULE:NAME") for name in run.pipelines)
-    return f"seekpoint {'batch' if run.strategy == 'batch' else 'reload run'} {names}"
+    return f"seekpoint {'batch' if run.strategy in BATCHES else 'reload run'} {names}"
 
 
 def abort(run: Run) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, Row, Uuid, bindparam, func, select
 from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.run import Run, transaction
 from seekpoint.ledger.sql import RELOAD_RUN
-from seekpoint.ledger.tables import reload_run
+from seekpoint.ledger.tables import BATCHES, reload_run
 from seekpoint.records import Partition
 
 _NOW = select(func.clock_timestamp())
@@ -41,7 +41,7 @@ class PartitionProgress:
 
     def left(self, strategy: str) -> int:
         """Offsets that are still to be read: a batch job ends at ``end``, other jobs at the group's position."""
-        until = self.end if strategy == "batch" else max(self.end, self.live)
+        until = self.end if strategy in BATCHES else max(self.end, self.live)
         return max(0, until - self.next - self.staged)
 
 

@@ -13,7 +13,7 @@ class Role(StrEnum):
 
     OWNER = "owner"
     WRITER = "writer"
-    """Runs workers, replays dead letters, and reprocesses ranges."""
+    """Runs workers, and replays dead letters."""
     OPERATOR = "operator"
     """Looks at groups, pauses and resets them, and closes dead letters; runs no pipeline's code."""
     READER = "reader"
@@ -37,8 +37,7 @@ _WRITER: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("admin_action", "lost_range"), _ADD),
     "reload_run": _READ,
     **dict.fromkeys(("worker", "position_sample"), _ALL),
-    **dict.fromkeys(("reprocess_run", "replay_request"), _CHANGE),
-    "reprocess_dead_letter": _ADD,
+    "replay_request": _CHANGE,
 }
 _OPERATOR: dict[str, tuple[str, ...]] = {
     _VERSION: _READ,
@@ -46,14 +45,14 @@ _OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("admin_action", "lost_range", "replay_request"), _ADD),
     **dict.fromkeys(("group_topic", "worker", "position_sample"), _READ),
     **dict.fromkeys(("reload_run", "reload_position", "reload_staged"), _READ),
-    **dict.fromkeys(("export_manifest", "export_run", "reprocess_run", "reprocess_dead_letter"), _READ),
+    **dict.fromkeys(("export_manifest", "export_run", "reprocess_dead_letter"), _READ),
     **_VIEWS,
 }
 _STAGER: dict[str, tuple[str, ...]] = {
     **_WRITER,
     **dict.fromkeys(("reload_run", "reload_position"), _CHANGE),
     "reload_staged": _ADD,
-    **dict.fromkeys(("export_manifest", "export_run"), _ADD),
+    **dict.fromkeys(("export_manifest", "export_run", "reprocess_dead_letter"), _ADD),
     **_VIEWS,
 }
 RIGHTS: Mapping[Role, Rights] = MappingProxyType(

@@ -243,7 +243,8 @@ Index(
 # row's lock through each step; a driver that comes later raises the epoch, and the earlier one's next step fails.
 RELOAD_CLOSED = ("verified", "cut_over", "aborted", "failed")
 RELOAD_STATES = ("opened", "staging", "staged", "indexed", "catching_up", "compared", *RELOAD_CLOSED)
-STRATEGIES = ("merge", "swap", "verify", "batch")
+BATCHES = ("batch", "reprocess")  # what writes as a worker does
+STRATEGIES = ("merge", "swap", "verify", *BATCHES)
 PUBLISHING = ("merge", "swap")  # what puts rebuilt tables in the place of live ones
 reload_run = Table(
     "reload_run",
@@ -368,32 +369,11 @@ position_sample = Table(
     PrimaryKeyConstraint("consumer_group", "topic", "partition", "at"),
 )
 
-# A bounded range of one partition, applied again beside the live position. The run has a position of its own, which
-# moves in the transactions that write its rows (I1, of the run).
-REPROCESS_STATES = ("open", "done", "abandoned")
-reprocess_run = Table(
-    "reprocess_run",
-    metadata,
-    Column("id", Uuid, primary_key=True),
-    Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
-    *_required(topic=Text, partition=Integer, topic_id=Uuid, from_offset=BigInteger, to_offset=BigInteger),
-    Column("next_offset", BigInteger, nullable=False, comment="position of the run"),
-    Column("version", Integer, nullable=False, comment="handler version"),
-    Column("records", BigInteger, nullable=False, server_default=text("0"), comment="that were applied"),
-    Column("dead_letters", BigInteger, nullable=False, server_default=text("0"), comment="of the run"),
-    *_required(state=Text, actor=Text, reason=Text),
-    _now("opened_at"),
-    _now("changed_at"),
-    CheckConstraint(f"state IN ({', '.join(map(repr, REPROCESS_STATES))})", name="state"),
-    CheckConstraint("from_offset < to_offset", name="range"),
-    Index(None, "consumer_group", "topic", "partition"),
-)
-
-# The records that such a run could not apply, whole.
+# The records that a reprocess could not apply, whole.
 reprocess_dead_letter = Table(
     "reprocess_dead_letter",
     metadata,
-    Column("run", Uuid, ForeignKey(reprocess_run.c.id), nullable=False),
+    Column("run", Uuid, ForeignKey(reload_run.c.id), nullable=False),
     *_required(record_offset=BigInteger),
     *_optional(leader_epoch=Integer, timestamp_ms=BigInteger, key=LargeBinary, value=LargeBinary),
     *_required(header_names=ARRAY(LargeBinary), header_values=ARRAY(LargeBinary), state=Text, cause=Text, error=Text),

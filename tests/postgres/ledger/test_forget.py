@@ -126,14 +126,18 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(desk: Desks, tmp_pat
     assert "nothing to do" in run(worker, "groups", "forget", "g", "--undo").stdout
 
 
-def test_runs_over_a_range_and_requests_go_too(desk: Desks, tmp_path: Path) -> None:
+def test_dead_letters_of_reprocesses_and_requests_go_too(desk: Desks, tmp_path: Path) -> None:
     """Their dead letters have keys and values of records: they are counted, written to the file, and deleted."""
     worker, file = ended(desk, dead_letters=0), tmp_path / "g.jsonl"
     name, one = f'"{worker.ledger.schema}"', uuid4()
     run = (
-        f"INSERT INTO {name}.reprocess_run (id, consumer_group, topic, partition, topic_id, from_offset, to_offset, "
-        f"next_offset, version, state, actor, reason) VALUES ('{one}', 'g', 't', 0, '{worker.topic_id}', 0, 3, 3, 1, "
-        "'done', 'ada', 'x')"
+        f"INSERT INTO {name}.reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state, "
+        f"driver_epoch, driver, staging_schema, actor, reason) VALUES ('{one}', '{{g}}', '{{t}}', 'reprocess', "
+        "'{m:p}', '{1}', '{1}', 'cut_over', 1, 'd', 's', 'ada', 'x')"
+    )
+    position = (
+        f"INSERT INTO {name}.reload_position (run, consumer_group, topic, partition, topic_id, first_offset, "
+        f"end_offset, next_offset, epoch, resets) VALUES ('{one}', 'g', 't', 0, '{worker.topic_id}', 0, 3, 3, 1, 0)"
     )
     of_run = (
         f"INSERT INTO {name}.reprocess_dead_letter (run, record_offset, key, value, header_names, header_values, "
@@ -144,19 +148,19 @@ def test_runs_over_a_range_and_requests_go_too(desk: Desks, tmp_path: Path) -> N
         "VALUES ('g', 1, '{1}', 'done', 'ada', 'x')"
     )
     with worker.ledger.engine.begin() as tx:
-        for statement in (run, of_run, request):
+        for statement in (run, position, of_run, request):
             tx.exec_driver_sql(statement)
     purged = admin_of(worker).plan_purge("g", timedelta(0))
-    assert "1 dead letters of ended reprocess runs stay" in purged.consequences[-1]
+    assert "1 dead letters of reprocesses stay" in purged.consequences[-1]
     plan = admin_of(worker).plan_forget("g", export_to=file)
-    assert (plan.runs, plan.run_dead_letters, plan.requests) == (1, 1, 1)
-    assert "1 dead letters of reprocess runs are deleted" in plan.consequences
-    assert "1 reprocess runs and 1 replay requests are deleted" in plan.consequences
+    assert (plan.run_dead_letters, plan.requests) == (1, 1)
+    assert "1 dead letters of reprocesses are deleted" in plan.consequences
+    assert "1 replay requests are deleted" in plan.consequences
     admin_of(worker).apply(plan, reason="moved away")
     found, _ = map(json.loads, file.read_text().splitlines())
     assert base64.b64decode(found["reprocess_dead_letter"]["value"]["base64"]) == b"secret"
     with worker.ledger.engine.connect() as tx:
-        for table in ("reprocess_run", "reprocess_dead_letter", "replay_request"):
+        for table in ("reprocess_dead_letter", "replay_request"):
             assert tx.exec_driver_sql(f"SELECT count(*) FROM {name}.{table}").scalar_one() == 0
 
 

@@ -98,9 +98,10 @@ def test_positions_tables_and_their_sequences_are_exchanged(groups: Groups) -> N
 
 def _run_of_old(groups: Groups) -> None:
     groups.sql(
-        "INSERT INTO {ledger}.reprocess_run (id, consumer_group, topic, partition, topic_id, from_offset, to_offset, "
-        "next_offset, version, state, actor, reason) "
-        "VALUES (gen_random_uuid(), 'old', 't', 0, gen_random_uuid(), 0, 1, 0, 1, 'open', 'a', 'b')"
+        "INSERT INTO {ledger}.reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state, "
+        "driver_epoch, driver, staging_schema, actor, reason) "
+        "VALUES (gen_random_uuid(), '{{old}}', '{{t}}', 'reprocess', '{{m}}', "
+        "'{{1}}', '{{1}}', 'opened', 1, 'd', 's', 'a', 'b')"
     )
 
 

@@ -25,6 +25,7 @@ from seekpoint.errors import (
 from seekpoint.jobs.batch.dedupe import fold
 from seekpoint.jobs.batch.open import Brokers, Claims, open_batch, open_claims, stale
 from seekpoint.jobs.batch.publish import publish, totals
+from seekpoint.jobs.batch.reprocess import RunDeadLetter, open_range, require_no_repeats
 from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload import LocalStager, Stager
 from seekpoint.jobs.run import Driver, Progress, Run, Step, run_of, this_driver, transaction
@@ -33,17 +34,18 @@ from seekpoint.jobs.staging.stage import begin_staging
 from seekpoint.jobs.tables.targets import sources, targets
 from seekpoint.kafka.first_records import require_max_records
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.admin_actions import operator
+from seekpoint.ledger.admin_actions import operator, required
 from seekpoint.ledger.positions import Position
 from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql import RELOAD_RUN
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.ledger.tables import BATCHES, DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import connection_lost, is_data_error
-from seekpoint.records import one_line
+from seekpoint.records import Partition, one_line
 from seekpoint.worker.import_by_name import load_pipeline
+from seekpoint.worker.replay.dead_letter_admin import portable_value
 
 ENDS_RUN = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over
 ROUNDS = 3  # of staging; what is missing then is not to be had
@@ -55,6 +57,7 @@ class BatchDone:
 
     ``records`` were passed, ``dead_letters`` of them dead-lettered; ``rows`` were made for each table, of an Upsert
     more than it has changed: several of one key are deduplicated. ``offsets``: ``topic/partition`` to the next offset.
+    ``failures`` are the first 100 dead letters of a reprocess, whose dead letters are its own.
     """
 
     run: UUID | None
@@ -62,6 +65,7 @@ class BatchDone:
     rows: Mapping[str, int]
     offsets: Mapping[str, int]
     dead_letters: int
+    failures: tuple[RunDeadLetter, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -70,7 +74,9 @@ class BatchDone:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as a dictionary for JSON."""
-        return asdict(self) | {"run": None if self.run is None else str(self.run), "is_empty": self.is_empty}
+        failures = [asdict(failure) | {"key": portable_value(failure.key)} for failure in self.failures]
+        run = None if self.run is None else str(self.run)
+        return asdict(self) | {"run": run, "is_empty": self.is_empty, "failures": failures}
 
 
 class BatchJob:
@@ -140,6 +146,39 @@ class BatchJob:
             return self._done_nothing()
         return self._drive(Driver(self.engine, self.schema, run_of(row), self.limits), claims)
 
+    def reprocess(
+        self,
+        partition: Partition | tuple[str, int],
+        from_offset: int,
+        to_offset: int,
+        *,
+        reason: str,
+        accept_repeats: bool = False,
+        restart: bool = False,
+    ) -> BatchDone:
+        """Apply ``[from_offset, to_offset)`` of a partition again, while workers run; the group's position stays.
+
+        An open run over the same range is resumed, and a range that a run has applied is refused, unless ``restart``.
+        ``accept_repeats`` permits what leaves tables other than they are: rows that come twice (Append), older values
+        (an Upsert that does not know which row is newer), a deleted row that is inserted again. A record that fails
+        becomes a dead letter of the run. Records of the group's dead letters and lost ranges are left out.
+
+        Raises BatchRefused unless log start <= from < to <= the group's position, and as said above; ConfigError for
+        an unknown partition and without a reason; HandlerOutdated, GroupPaused, ClusterChanged; else as :meth:`run`.
+        """
+        required("reason", reason)
+        at = Partition(*partition)
+        if at.topic not in self.pipeline.codecs:
+            raise ConfigError(f"{self.pipeline!r} does not read {at.topic!r}")
+        if not accept_repeats:
+            require_no_repeats(self.pipeline, at.topic)
+        brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
+        range_, options = (at, from_offset, to_offset), {"actor": self.actor, "reason": reason}
+        with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
+            check(tx.connection, self.schema)
+            run = open_range(tx, self.source, brokers, range_, uuid4(), restart=restart, **options)
+        return self.take_over(run)
+
     def take_over(self, run: UUID, *, pause: bool = False) -> BatchDone:
         """Resume an open batch where it is; its driver before, if it is alive, fails at its next step.
 
@@ -148,15 +187,19 @@ class BatchJob:
         """
         if (found := self.runs.get(run)).is_open:
             self._require_its_code(found)
-        brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
+        brokers: Brokers | None = None
+        claims: Claims = {}
+        if found.strategy == "batch":  # a reprocess claims nothing
+            brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
         with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
             row = tx.execute(RELOAD_RUN["take_over"], run=run, driver=this_driver()).one_or_none()
             if row is None:
                 raise ReloadOver(f"batch {run} is {found.state}: run another one")
-            planned = [at.partition for at in tx.positions_of(run)]
-            claims = open_claims(tx, self.source, brokers, run, planned, pause=pause)
+            if brokers is not None:
+                planned = [at.partition for at in tx.positions_of(run)]
+                claims = open_claims(tx, self.source, brokers, run, planned, pause=pause)
             driver = Driver(self.engine, self.schema, run_of(row), self.limits)
-            reasons = stale(tx, run, claims)
+            reasons = stale(tx, run, claims) if claims else []
         with self._ending(driver):
             if reasons:
                 raise BatchRefused(reasons)
@@ -205,7 +248,7 @@ class BatchJob:
         return BatchDone(None, 0, {}, {str(at.partition): at.next_offset for at in self._positions()}, 0)
 
     def _require_its_code(self, run: Run) -> None:
-        if run.strategy != "batch":
+        if run.strategy not in BATCHES:
             raise ConfigError(f"{run.id} is a reload: `Reload.take_over`, or `seekpoint reload run --resume {run.id}`")
         topics = {at.partition.topic for at in self.runs.positions(run.id)}
         with transaction(self.engine, self.schema) as tx:
@@ -254,7 +297,8 @@ class BatchJob:
         except (DBAPIError, psycopg.Error):  # the database is away: the run is as it was, and its error is raised
             is_staged = True
         if is_staged or driver.run.is_open:
-            return f"batch {run} is open still, and group {group!r} paused for it: {self._how_to_go_on(run)}"
+            paused = f", and group {group!r} paused for it" if driver.run.strategy == "batch" else ""
+            return f"batch {run} is open still{paused}: {self._how_to_go_on(run)}"
         with suppress(DBAPIError, psycopg.Error):  # a later sweep drops its schema
             self.runs.drop(run)
         return f"batch {run} has ended: nothing was staged, nothing is written; group {group!r} is not paused for it"
@@ -273,7 +317,8 @@ def _refusal(error: Exception) -> BatchRefused | None:
     if is_data_error(error):
         why = (
             f"the database refuses a row that could be staged: {one_line(error)}. A worker finds out which record "
-            "it is of: let one run over it, then continue with batches"
+            "it is of: let one run over it, then continue with batches; a range that was applied before is applied "
+            "again without that record"
         )
         return BatchRefused([why])
     return None

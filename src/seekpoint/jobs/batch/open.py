@@ -113,24 +113,30 @@ def open_batch(
 
     Raises as :func:`open_claims` does, RangeLost, and BatchRefused for a role that cannot create the run's schema.
     """
-    found = targets(tx.connection, [source])
     group = GroupConnection(tx.connection, tx.schema, source.group).execute(GROUPS["lock"]).one_or_none()
     claims = open_claims(tx, source, brokers, run, brokers.partitions, pause=pause)
     ends = brokers.plan(claims)
     if all(ends[at] == one.next_offset for at, one in claims.items()):
         let_go(tx.connection, tx.schema, run, [source.group], "nothing was new")
         return {}
-    if reasons := of_rights(tx.connection):
-        raise BatchRefused(reasons)
     versions = [source.pipeline.version if group is None else group.version]
-    prefix = prefix_of(tx.connection, "seekpoint_batch_")
-    insert_run(tx, run, [source], found, versions, strategy="batch", prefix=prefix, actor=actor, reason=reason)
+    insert_batch(tx, run, source, versions, "batch", actor=actor, reason=reason)
     positions = []
     for at, one in claims.items():
         begin = one.next_offset
         positions.append(StagedPosition(source.group, at, one.topic_id, begin, ends[at], begin, one.epoch, resets=0))
     tx.add_positions(run, positions)
     return claims
+
+
+def insert_batch(
+    tx: Tx, run: UUID, source: PipelineSource, versions: Sequence[int], strategy: str, *, actor: str, reason: str
+) -> None:
+    """Put the run on record. Raises BatchRefused for a role that cannot create the run's schema."""
+    if reasons := of_rights(tx.connection):
+        raise BatchRefused(reasons)
+    found, prefix = targets(tx.connection, [source]), prefix_of(tx.connection, "seekpoint_batch_")
+    insert_run(tx, run, [source], found, versions, strategy=strategy, prefix=prefix, actor=actor, reason=reason)
 
 
 def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
@@ -172,6 +178,10 @@ class Brokers:
     def start(self, topic: str) -> Mapping[Partition, int]:
         """The first positions of a topic that the group has not read, as the pipeline's StartAt says."""
         return self._readable.resolve(topic, self._pipeline.start, self._pipeline.group)
+
+    def log_start(self, at: Partition) -> int:
+        """The first offset that the log has now."""
+        return self._readable.starts([at])[at].offset
 
     def ends(self) -> dict[Partition, int]:
         """The offsets after the last records that can be read now."""

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
+from seekpoint.jobs.batch.reprocess import dead_letters_of, keep_dead_letters, lock_range
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
 from seekpoint.jobs.run import Driver, Step, Tx, let_go
 from seekpoint.jobs.staging.consolidate import coverage
@@ -23,7 +24,9 @@ from seekpoint.ledger.admin_actions import pauser, record_action
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import BATCH, GROUPS
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.backoff import TRIES, retried
+from seekpoint.records import Partition
 from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Target
@@ -49,39 +52,48 @@ def publish(driver: Driver, source: PipelineSource, claims: Claims, tries: int =
 
 
 def _attempt(driver: Driver, source: PipelineSource, claims: Claims) -> None:
-    pipeline, group = source.pipeline, source.group
     with driver.step("staged") as tx:
-        scope = GroupConnection(tx.connection, tx.schema, group)
-        scope.execute(GROUPS["lock"]).one()
-        positions = tx.positions()
-        mine = [claims[at.partition] for at in positions]
-        # By another name than a worker's: a claim that waits for these rows must not end it as abandoned.
-        settings = Settings(f"seekpoint-batch {driver.run.id.hex[:8]} {group}"[:63], True, 0.0)
-        transaction = hold(scope, [Expected(one, one.next_offset) for one in mine], settings)
-        tx.execute(BATCH["bound"], idle=f"{round(driver.limits.transaction_age * 1000)}ms")
-        require_no_held_keys(scope, pipeline, {at.partition.topic: at.topic_id for at in positions})
-        staging = Staging(tx.run.staging_schema)
-        _write(tx, staging, source)
-        take_over_dead_letters(tx, staging)
-        moves = [Move(claims[at.partition], at.first_offset, at.end_offset) for at in positions
-                 if at.end_offset > at.first_offset]  # fmt: skip
-        advance(scope, moves, transaction)
-        for move in moves:
+        scope = GroupConnection(tx.connection, tx.schema, source.group)
+        ranges = [position for position in tx.positions() if position.end_offset > position.first_offset]
+        if driver.run.strategy == "reprocess":
+            lock_range(tx, scope, source.pipeline)
+            _write(tx, driver, source)
+            keep_dead_letters(tx)
+        else:
+            transaction = _hold(tx, scope, driver, source.pipeline, claims)
+            _write(tx, driver, source)
+            take_over_dead_letters(tx, Staging(tx.run.staging_schema))
+            moves = [Move(claims[at.partition], at.first_offset, at.end_offset) for at in ranges]
+            advance(scope, moves, transaction)
+        for at in ranges:
             record_action(
                 scope,
-                "batch",
+                driver.run.strategy,
                 actor=pauser(driver.run.id),
                 reason=driver.run.reason,
-                partition=move.claim.partition,
-                from_offset=move.from_offset,
-                to_offset=move.to_offset,
+                partition=at.partition,
+                from_offset=at.first_offset,
+                to_offset=at.end_offset,
             )
         driver.transition(tx, "cut_over")
-        let_go(tx.connection, tx.schema, driver.run.id, [group], "the batch is applied")
+        let_go(tx.connection, tx.schema, driver.run.id, [source.group], "the batch is applied")
 
 
-def _write(tx: Step, staging: Staging, source: PipelineSource) -> None:
+def _hold(tx: Step, scope: GroupConnection, driver: Driver, pipeline: Pipeline, claims: Claims) -> str:
+    scope.execute(GROUPS["lock"]).one()
+    positions = tx.positions()
+    mine = [claims[at.partition] for at in positions]
+    # By another name than a worker's: a claim that waits for these rows must not end it as abandoned.
+    settings = Settings(f"seekpoint-batch {driver.run.id.hex[:8]} {scope.group}"[:63], True, 0.0)
+    transaction = hold(scope, [Expected(one, one.next_offset) for one in mine], settings)
+    require_no_held_keys(scope, pipeline, {at.partition.topic: at.topic_id for at in positions})
+    return transaction
+
+
+def _write(tx: Step, driver: Driver, source: PipelineSource) -> None:
     """Sink by sink in their order, as a worker's transaction would."""
+    tx.execute(BATCH["bound"], idle=f"{round(driver.limits.transaction_age * 1000)}ms")
+    staging = Staging(tx.run.staging_schema)
     staged = StagedRows(tx.connection, staging, [source], coverage(tx).chosen)
     for target in by_sink(tx, source):
         if target.dedupes:
@@ -113,14 +125,18 @@ def _merge(tx: Tx, folded: Path, into: TargetTable) -> None:
 
 
 def totals(tx: Step, source: PipelineSource) -> Mapping[str, Any]:
-    """What the batch did, of what is on record: records, rows by table, dead letters and the offsets after it."""
+    """What the batch did, of what is on record: records, rows by table, dead letters and the group's next offsets."""
     chosen = coverage(tx).chosen
     written: dict[str, int] = dict.fromkeys(tx.run.tables, 0)
     for target in by_sink(tx, source):
         written[target.name] += sum(one.rows[target.feeds[0].number] for one in chosen)
+    offsets = {str(at.partition): at.end_offset for at in tx.positions()}
+    if tx.run.strategy == "reprocess":  # the group's own: they have not moved
+        offsets = {str(Partition(row.topic, row.partition)): row.next_offset for row in tx.offsets()}
     return {
         "records": sum(one.records + one.dead_letters for one in chosen),
         "rows": written,
-        "offsets": {str(at.partition): at.end_offset for at in tx.positions()},
+        "offsets": offsets,
         "dead_letters": sum(one.dead_letters for one in chosen),
+        "failures": dead_letters_of(tx),
     }

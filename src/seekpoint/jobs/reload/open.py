@@ -23,6 +23,7 @@ from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, RELOAD_RUN, STATUS
+from seekpoint.ledger.tables import BATCHES
 from seekpoint.records import Partition, storable
 
 
@@ -242,7 +243,7 @@ def _of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
         f"{', '.join(sorted(shared))}: {'verify' if row.strategy == 'verify' else 'reload'} {row.id} is {row.state}, "
         f"opened by {row.actor} at {row.opened_at:%F %T}: {_ways_out(row)}"
         for row in tx.execute(RELOAD_RUN["open_runs"])
-        if row.strategy != "batch"  # it writes as a worker does
+        if row.strategy not in BATCHES  # they write as a worker does
         and (shared := set(row.tables) & set(tables))
     ]
 

@@ -28,7 +28,7 @@ from seekpoint.jobs.tables.dependencies import notes
 from seekpoint.jobs.tables.targets import PipelineSource, sources, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.ledger.admin_actions import operator
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, PUBLISHING
+from seekpoint.ledger.tables import BATCHES, DEFAULT_SCHEMA, PUBLISHING
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.backoff import retried
@@ -153,9 +153,9 @@ class Reload:
             )
 
     def _require_its_versions(self, run: Run) -> None:
-        if run.strategy == "batch":
+        if run.strategy in BATCHES:
             how = f"`BatchJob.take_over`, or `seekpoint batch MODULE:NAME --resume {run.id}`"
-            raise ConfigError(f"{run.id} is a batch: {how}")
+            raise ConfigError(f"{run.id} is a {run.strategy}: {how}")
         if run.groups != tuple(source.group for source in self.sources):
             raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
         if run.version_to != tuple(source.pipeline.version for source in self.sources):

@@ -27,8 +27,9 @@ from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import insert_parameters
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import DEAD_LETTERS, RELOAD_RUN
-from seekpoint.ledger.tables import dead_letter, reload_staged
+from seekpoint.ledger.tables import BATCHES, dead_letter, reload_staged
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import OnPoison
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import NewDeadLetter, Partition, RawRecord
@@ -201,7 +202,10 @@ def _attempt(
     attempt = f"r{range_.partition.number}_{uuid4().hex[:16]}"
     sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, found)
     left_out = left_out_of(tx.connection, staging, pipeline.group, range_)
-    parts = Parts(tx.connection, aimed_pipeline(pipeline, sinks), blocks_later=now.strategy != "batch")
+    writing = aimed_pipeline(pipeline, sinks)
+    if now.strategy == "reprocess":  # the group's position is past a record that fails: no worker stops there
+        writing.on_poison = OnPoison.DEAD_LETTER
+    parts = Parts(tx.connection, writing, blocks_later=now.strategy not in BATCHES)
     outcome = write(parts, ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), left_out)
     keep_dead_letters(tx, staging, pipeline, outcome.dead_letters, {range_.partition.topic: range_.topic_id})
     for number, sink in enumerate(sinks):

@@ -24,6 +24,30 @@ WHERE consumer_group = %(group)s
   AND key IS NOT NULL
   AND topic_id = ANY (%(topic_ids)s::uuid[]);
 
+-- name: last_reprocess
+-- The newest reprocess over exactly this range that is open, or has applied it.
+SELECT run.id, run.state
+FROM seekpoint.reload_run AS run
+JOIN seekpoint.reload_position AS position ON position.run = run.id
+WHERE run.strategy = 'reprocess'
+  AND run.state NOT IN ('aborted', 'failed')
+  AND position.consumer_group = %(group)s
+  AND position.topic = %(topic)s
+  AND position.partition = %(partition)s
+  AND position.topic_id = %(topic_id)s
+  AND position.first_offset = %(from_offset)s
+  AND position.end_offset = %(to_offset)s
+ORDER BY run.opened_at DESC, run.id
+LIMIT 1;
+
+-- name: reprocess_dead_letters
+-- The first ones of a reprocess.
+SELECT record_offset, key, state, cause, error, sqlstate
+FROM seekpoint.reprocess_dead_letter
+WHERE run = %(run)s
+ORDER BY record_offset
+LIMIT %(most)s;
+
 -- name: bound
 -- The driver may stand still between two statements of the last transaction, but not for ever; the statements
 -- themselves take the time that they need.

@@ -10,13 +10,10 @@ ORDER BY state;
 -- name: count_losses
 SELECT count(*) FROM seekpoint.lost_range WHERE consumer_group = %(group)s;
 
--- name: count_runs
-SELECT count(*) FROM seekpoint.reprocess_run WHERE consumer_group = %(group)s;
-
 -- name: count_run_dead_letters
 SELECT count(*)
 FROM seekpoint.reprocess_dead_letter
-WHERE run IN (SELECT id FROM seekpoint.reprocess_run WHERE consumer_group = %(group)s);
+WHERE run IN (SELECT id FROM seekpoint.reload_run WHERE groups = ARRAY[%(group)s::text]);
 
 -- name: count_requests
 SELECT count(*) FROM seekpoint.replay_request WHERE consumer_group = %(group)s;
@@ -35,13 +32,15 @@ WHERE consumer_group = %(group)s
 ORDER BY topic, partition, record_offset, id;
 
 -- name: every_run_dead_letter
-SELECT run.topic, run.partition, run.topic_id, run.version, dead_letter.run, dead_letter.record_offset,
+SELECT position.topic, position.partition, position.topic_id, run.version_to[1] AS version,
+       dead_letter.run, dead_letter.record_offset,
        dead_letter.leader_epoch, dead_letter.timestamp_ms, dead_letter.key, dead_letter.value,
        dead_letter.header_names, dead_letter.header_values, dead_letter.state, dead_letter.cause,
        dead_letter.error, dead_letter.traceback, dead_letter.sqlstate, dead_letter.dead_lettered_at
 FROM seekpoint.reprocess_dead_letter AS dead_letter
-JOIN seekpoint.reprocess_run AS run ON run.id = dead_letter.run
-WHERE run.consumer_group = %(group)s
+JOIN seekpoint.reload_run AS run ON run.id = dead_letter.run
+JOIN seekpoint.reload_position AS position ON position.run = run.id
+WHERE run.groups = ARRAY[%(group)s::text]
 ORDER BY dead_letter.run, dead_letter.record_offset;
 
 -- name: lock_positions
@@ -72,10 +71,7 @@ DELETE FROM seekpoint.lost_range WHERE consumer_group = %(group)s;
 
 -- name: delete_run_dead_letters
 DELETE FROM seekpoint.reprocess_dead_letter
-WHERE run IN (SELECT id FROM seekpoint.reprocess_run WHERE consumer_group = %(group)s);
-
--- name: delete_runs
-DELETE FROM seekpoint.reprocess_run WHERE consumer_group = %(group)s;
+WHERE run IN (SELECT id FROM seekpoint.reload_run WHERE groups = ARRAY[%(group)s::text]);
 
 -- name: delete_requests
 DELETE FROM seekpoint.replay_request WHERE consumer_group = %(group)s;

@@ -14,12 +14,11 @@ GROUP BY state
 ORDER BY state;
 
 -- name: count_run_dead_letters
--- Those of ended runs over a range: no purge deletes them.
+-- Those of reprocesses: no purge deletes them.
 SELECT count(*)
 FROM seekpoint.reprocess_dead_letter AS dead_letter
-JOIN seekpoint.reprocess_run AS run ON run.id = dead_letter.run
-WHERE run.consumer_group = %(group)s
-  AND run.state <> 'open'
+JOIN seekpoint.reload_run AS run ON run.id = dead_letter.run
+WHERE run.groups = ARRAY[%(group)s::text]
   AND dead_letter.dead_lettered_at < %(before)s::timestamptz;
 
 -- name: delete_closed

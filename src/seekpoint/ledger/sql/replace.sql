@@ -58,10 +58,6 @@ SELECT consumer_group, 'request' AS kind, id::text AS id
 FROM seekpoint.replay_request
 WHERE consumer_group IN (%(old_group)s, %(new_group)s) AND state IN ('requested', 'started')
 UNION ALL
-SELECT consumer_group, 'reprocess', id::text
-FROM seekpoint.reprocess_run
-WHERE consumer_group IN (%(old_group)s, %(new_group)s) AND state = 'open'
-UNION ALL
 SELECT named.name, run.strategy, run.id::text
 FROM seekpoint.reload_run AS run
 CROSS JOIN LATERAL unnest(run.groups) AS named (name)

@@ -22,7 +22,7 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from seekpoint import Ledger, schema
 from seekpoint.ledger import Claim, Expected, Move
-from seekpoint.postgres import begin
+from seekpoint.postgres import round_trip
 from seekpoint.postgres.session import Session
 from seekpoint.records import Partition
 from stage import Stage, arguments, median_ms, ms, say, servers
@@ -38,12 +38,12 @@ class Spy:
     def __init__(self, engine: Engine) -> None:
         self.seen: dict[str, tuple[str, Any]] = {}
         event.listen(engine, "before_cursor_execute", self._see)
-        self._run, begin.rows_of = begin.rows_of, self._rows_of  # what the driver runs itself
+        self._run, round_trip.rows_of = round_trip.rows_of, self._rows_of  # what the driver runs itself
 
-    def _rows_of(self, driver: Any, *questions: tuple[str, Any]) -> Any:
+    def _rows_of(self, driver: Any, *questions: tuple[str, Any], is_prepared: bool = False) -> Any:
         for question in questions:
             self._see(None, None, *question)
-        return self._run(driver, *questions)
+        return self._run(driver, *questions, is_prepared=is_prepared)
 
     def _see(self, _connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         for kind, mark in (("claim", "ON CONFLICT"), ("hold", "FOR NO KEY UPDATE")):

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from seekpoint.postgres.session import ConnectionSocket
-from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.worker.waiting import Stopwatch, waiting
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def driver(seekpoint_engine: Engine) -> Iterator[psycopg.Connection[Any]]:
 
 def test_a_wait_for_the_server_ends_when_the_wire_is_cut(driver: psycopg.Connection[Any]) -> None:
     stopwatch = Stopwatch()
-    wire = ConnectionSocket(stopwatch)
+    wire = ConnectionSocket(waiting(stopwatch))
     wire.connected(driver)
     with ThreadPoolExecutor(1) as elsewhere:
         waits = elsewhere.submit(driver.execute, "SELECT pg_sleep(60)")
@@ -40,7 +40,7 @@ def test_a_wait_for_the_server_ends_when_the_wire_is_cut(driver: psycopg.Connect
 
 
 def test_a_connection_that_is_given_back_is_as_it_was(driver: psycopg.Connection[Any]) -> None:
-    wire = ConnectionSocket()
+    wire = ConnectionSocket(waiting(Stopwatch()))
     wire.connected(driver)
     first = wire._socket
     wire.connected(driver)  # its session did not say that it was given back

@@ -190,8 +190,9 @@ def test_a_refused_commit_cannot_be_swallowed(work: Work, isolating: bool) -> No
         lambda tx: (tx.exec_driver_sql("COMMIT"), tx.exec_driver_sql("BEGIN")),
         sends("SELECT 1; COMMIT"),
         lambda tx: (tx.execute(text("SELECT 1")), driver(tx).pgconn.exec_(b"COMMIT")),
+        lambda tx: driver(tx).cursor().connection.commit(),
     ],
-    ids=["literal commit", "literal commit and begin", "commit among others", "pgconn"],
+    ids=["literal commit", "literal commit and begin", "commit among others", "pgconn", "cursor.connection"],
 )
 def test_a_commit_by_the_handler_stops_the_work(work: Work, commits: Callable[[Connection], None]) -> None:
     """I1: what the handler committed by itself cannot be taken back: stop, say so, and never do it again."""

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from seekpoint.postgres.session import CommitRefused, ConnectionSocket, Session
-from seekpoint.postgres.work_while_waiting import Work, work_while_waiting
+from seekpoint.worker.waiting import Stopwatch, Work, waiting, work_while_waiting
 from support.waiting import until
 
 
@@ -125,7 +125,7 @@ def test_an_error_of_the_work_while_commit_is_awaited_says_refused_although_it_m
     def raises() -> bool:
         raise RuntimeError("work")
 
-    wire = ConnectionSocket(meanwhile=Work(lambda: is_committing[0], raises))
+    wire = ConnectionSocket(waiting(Stopwatch(), Work(lambda: is_committing[0], raises)))
     session = Session(seekpoint_engine, wire=wire)
     table = f'"{seekpoint_schema}".while_committing'
 

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, event
 
-from seekpoint.postgres import begin
+from seekpoint.postgres import round_trip
 
 ANSWERS = ("ReadyForQuery", "CopyInResponse", "CopyOutResponse")  # what a client waits for before it continues
 
@@ -24,18 +24,18 @@ def overheard(engine: Engine) -> Iterator[set[str]]:
     def note(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
         texts.add("\n".join(line.rstrip() for line in text.strip().splitlines()) + ";\n")
 
-    def rows_of(driver: Any, *questions: tuple[str, Any]) -> Any:
+    def rows_of(driver: Any, *questions: tuple[str, Any], is_prepared: bool = False) -> Any:
         for text, _ in questions:
             note(None, None, text)
-        return run(driver, *questions)
+        return run(driver, *questions, is_prepared=is_prepared)
 
     event.listen(engine, "before_cursor_execute", note)
-    run, begin.rows_of = begin.rows_of, rows_of
+    run, round_trip.rows_of = round_trip.rows_of, rows_of
     try:
         yield texts
     finally:
         event.remove(engine, "before_cursor_execute", note)
-        begin.rows_of = run
+        round_trip.rows_of = run
 
 
 @dataclass

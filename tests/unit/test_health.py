@@ -15,9 +15,9 @@ from sqlalchemy.exc import OperationalError
 from seekpoint import events
 from seekpoint.errors import OffsetLost
 from seekpoint.events import Event
-from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Cause, Failure, Partition, Span
 from seekpoint.worker.health import Health, HealthBoard
+from seekpoint.worker.waiting import Stopwatch
 
 A, B = Partition("a", 0), Partition("b", 1)
 STOP_A, STOP_B = OffsetLost(A, 5, "bad"), OffsetLost(B, 7, "bad")

@@ -12,12 +12,12 @@ import pytest
 
 from seekpoint import Append, Limits, Pipeline
 from seekpoint.events import Announcer
-from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import LazyRecords, Partition, RawRecord
 from seekpoint.worker.assignment import Chunk
 from seekpoint.worker.assignment.kept import KeptChunks
 from seekpoint.worker.open_batch import CHUNK
 from seekpoint.worker.reader import Reader
+from seekpoint.worker.waiting import Stopwatch
 
 
 class Scheduler:

@@ -6,7 +6,7 @@ import psycopg
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import SchemaMismatch
-from seekpoint.postgres.sqlstates import is_transient_at_start
+from seekpoint.worker.start import is_transient_at_start
 from support.failures import for_each
 
 FATAL = 'connection failed: connection to server at "10.0.0.1", port 5432 failed: FATAL:  '

@@ -13,7 +13,7 @@ from sqlalchemy.sql.base import Executable
 
 from seekpoint.ledger.sql import Query
 from seekpoint.ledger.tables import in_schema
-from seekpoint.postgres import begin
+from seekpoint.postgres import round_trip
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.round_trip import Statement, array
 
@@ -76,7 +76,7 @@ class SchemaConnection:
         """
         connection, driver = self.connection, cast("Any", self.connection.connection.driver_connection)
         try:
-            return begin.rows_of(driver, *(self._for_driver(*question) for question in questions))
+            return round_trip.rows_of(driver, *(self._for_driver(*question) for question in questions))
         except psycopg.Error as error:
             if driver.closed:  # else SQLAlchemy's ROLLBACK fails, and its error replaces this one
                 connection.invalidate(error)

@@ -2,63 +2,90 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import Connection, Engine, PoolProxiedConnection
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, Transaction
 
 from seekpoint.errors import HandlerMisuse
-from seekpoint.postgres.begin import first_row
-from seekpoint.postgres.pipeline_log import repeated_errors_unlogged
-from seekpoint.postgres.round_trip import Statement, StatementFailed, begin_and_run, with_values
+from seekpoint.postgres.round_trip import Query, Statement, StatementFailed, begin_and_run, rows_of, with_values
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
 Misuse = Callable[[str], NoReturn]
 """Raises HandlerMisuse; called with what the handler has called."""
 
 
-class GuardedProxy:
-    """The pool's proxy of a connection that a handler has: refuses to return it to the pool or to detach it."""
+class Proxy:
+    """The pool's proxy of a connection, or the driver's connection, with other ``ways`` to end it.
 
-    def __init__(self, proxy: PoolProxiedConnection, misuse: Misuse) -> None:
-        self._proxy, self._misuse = proxy, misuse
+    It passes for one of the class that it stands for.
+    """
+
+    def __init__(self, target: Any, ways: Mapping[str, Any]) -> None:
+        vars(self).update(ways, _target=target)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._proxy, name)
+        return getattr(self._target, name)
 
-    def close(self) -> None:
-        self._misuse("close()")
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._target, name, value)
 
-    def detach(self) -> None:
-        self._misuse("detach()")
+    __class__ = property(lambda self: type(self._target))
 
-    def invalidate(self, *_: Any, **__: Any) -> None:
-        self._misuse("invalidate()")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.rollback() if kind is not None else self.commit()
+        self.close()
+
+
+def lent_driver(driver: psycopg.Connection[Any], misuse: Misuse) -> Any:
+    """The driver's connection as a handler has it: it refuses ``commit()`` and ``close()``."""
+    return Proxy(driver, {name: partial(misuse, f"{name}()") for name in ("commit", "close")})
+
+
+def lent_proxy(proxied: PoolProxiedConnection, driver: Any, misuse: Misuse) -> Any:
+    """The pool's proxy as a handler has it: it refuses to commit, and to return to the pool or leave it."""
+    refused = {name: lambda *_, _name=name, **__: misuse(f"{_name}()") for name in _ENDS}
+    return Proxy(proxied, {**refused, "driver_connection": driver, "dbapi_connection": driver})
+
+
+_ENDS = ("commit", "close", "detach", "invalidate")
 
 
 @contextmanager
-def ending_refused(driver: Any, misuse: Misuse) -> Iterator[None]:
-    """Within the block the driver's connection refuses ``commit()`` and ``close()``.
+def repeated_errors_unlogged() -> Iterator[None]:
+    """Within the block psycopg logs nothing of this thread that repeats an error which is raised.
 
-    Every way to end the transaction that is not a statement's text goes through these methods.
+    It ends a pipeline that an error has left, and logs what it meets then, "error ignored terminating": that the server
+    has skipped the rest, or that the connection is lost. A statement's own error is logged: it is said nowhere else.
     """
+    logger, thread = logging.getLogger("psycopg"), threading.get_ident()
 
-    def close() -> None:
-        if not driver.closed:  # else SQLAlchemy closes what the server has ended
-            misuse("close()")
-        type(driver).close(driver)
+    def is_logged(record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        is_ending = record.thread == thread and any(isinstance(one, psycopg.Pipeline) for one in arguments)
+        return not is_ending or not any(map(_is_repeated, arguments))
 
-    driver.commit, driver.close = partial(misuse, "commit()"), close
+    logger.addFilter(is_logged)
     try:
         yield
     finally:
-        del driver.commit, driver.close
+        logger.removeFilter(is_logged)
+
+
+def _is_repeated(error: object) -> bool:
+    is_lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+    return is_lost or isinstance(error, psycopg.errors.PipelineAborted)
 
 
 @contextmanager
@@ -151,7 +178,9 @@ class HandlerConnection(Connection):
 
     savepoints: PartSavepoints
     was_lent_now: bool
-    was_lent = _is_lent = False
+    was_lent = False
+    _lent: Any = None  # the driver's connection, as the handler has it that runs now
+    _commits: Callable[[], object] | None = None
     _who = "the handler"
     _options: Any  # the execution options that it had when the transaction began
 
@@ -185,15 +214,25 @@ class HandlerConnection(Connection):
 
     @property
     def connection(self) -> Any:
-        """As in SQLAlchemy, but a handler cannot return it to the pool or detach it."""
-        return GuardedProxy(super().connection, self._misuse) if self._is_lent else super().connection
+        """As in SQLAlchemy, but a handler cannot commit it, return it to the pool or detach it."""
+        if self._commits is not None:  # SQLAlchemy commits it
+            return Proxy(super().connection, {"commit": self._commits})
+        return super().connection if self._lent is None else lent_proxy(super().connection, self._lent, self._misuse)
 
     @property
     def driver(self) -> psycopg.Connection[Any]:
         """The driver's connection."""
-        driver = self.connection.driver_connection
+        driver = super().connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         return driver
+
+    def commit_by(self, transaction: Transaction, commits: Callable[[], object]) -> None:
+        """Commit the transaction, by this call in the place of the driver's ``commit()``."""
+        self._commits = commits
+        try:
+            transaction.commit()
+        finally:
+            self._commits = None
 
     def begins(self) -> None:
         """Reset what belongs to one transaction, before the next one."""
@@ -211,17 +250,13 @@ class HandlerConnection(Connection):
         self._who, driver = who, self.driver
         self._options = self._execution_options if self._options is None else self._options
         self._restore_options()
-        self.was_lent = self.was_lent_now = self._is_lent = self.savepoints.is_lent = True
+        self.was_lent = self.was_lent_now = self.savepoints.is_lent = True
+        self._lent = lent_driver(driver, self._misuse)
         try:
-            with (
-                repeated_errors_unlogged(),
-                settings_kept(driver),
-                ending_refused(driver, self._misuse),
-                savepoints_ended(self),
-            ):
+            with repeated_errors_unlogged(), settings_kept(driver), savepoints_ended(self):
                 yield
         finally:
-            self._is_lent = False
+            self._lent = None
             self._restore_options()
 
     def _restore_options(self) -> None:
@@ -234,9 +269,10 @@ class HandlerConnection(Connection):
 
         BEGIN is sent with it where it is the transaction's first statement.
         """
-        return first_row(self.driver, (statement, parameters))
+        ((row, *_),) = rows_of(self.driver, (statement, parameters), is_prepared=True)
+        return row
 
-    def run_with(self, questions: Sequence[tuple[str, Mapping[str, Any]]], following: Sequence[Statement]) -> None:
+    def run_with(self, questions: Sequence[Query], following: Sequence[Statement]) -> None:
         """Run the ledger's statements, and those that follow, in one round trip; also with BEGIN where none is open.
 
         Raises the ledger's error as it is, and StatementFailed where those that follow may succeed when they are run
@@ -256,22 +292,19 @@ class HandlerConnection(Connection):
     def check(self) -> None:
         """Raise HandlerMisuse if a handler has ended or broken the transaction."""
         transaction = self.get_transaction()
-        driver = None if self.closed else self.connection.driver_connection
-        has_ended = transaction is None or not transaction.is_active or driver is None
-        status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
-        if has_ended or status == TransactionStatus.IDLE:
+        has_ended = transaction is None or not transaction.is_active or self.closed
+        info = None if has_ended else self.driver.info
+        if info is None or info.transaction_status == TransactionStatus.IDLE:
             raise HandlerMisuse(
                 f"{self._who} ended the transaction it was lent; what it wrote before may be half done: remove COMMIT, "
                 "ROLLBACK and PREPARE TRANSACTION from its code and its SQL, and compare its tables with these records"
             )
-        if isinstance(driver, psycopg.Connection) and (
-            status == TransactionStatus.ACTIVE or driver.info.pipeline_status != PipelineStatus.OFF
-        ):
+        if info.transaction_status == TransactionStatus.ACTIVE or info.pipeline_status != PipelineStatus.OFF:
             raise HandlerMisuse(
                 f"{self._who} left a command unfinished on the connection it was lent (a COPY, a pipeline, or a query "
                 "of pgconn whose results were not read): end it before the handler returns"
             )
-        if status == TransactionStatus.INERROR:
+        if info.transaction_status == TransactionStatus.INERROR:
             raise self.error_was_caught()
 
     def error_was_caught(self) -> HandlerMisuse:

@@ -17,13 +17,18 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg import generators
 from psycopg.abc import Buffer
-from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.adapt import Transformer
+from psycopg.errors import InFailedSqlTransaction, error_from_result
+from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
+from psycopg.rows import tuple_row
 
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
 _PLACEHOLDER = re.compile(r"%(?:%|s|\((\w+)\)s)")
+
+Query = tuple[str, Mapping[str, Any]]
+"""A statement of the driver's style, and its parameters."""
 
 
 class Statement(NamedTuple):
@@ -46,14 +51,15 @@ class StatementFailed(Exception):  # noqa: N818 -- control: the caller raises th
         self.number, self.error, self.results = number, error, results
 
 
-_BEGIN, _ROLLBACK = Statement("BEGIN ISOLATION LEVEL READ COMMITTED"), Statement("ROLLBACK")
+_BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
+_COMMIT, _ROLLBACK = Statement("COMMIT"), Statement("ROLLBACK")
 
 _prepared: WeakKeyDictionary[psycopg.Connection[Any], dict[str, bytes]] = WeakKeyDictionary()  # the names, by text
 _numbers = count()
 
 
 def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement]) -> list[PGresult]:
-    """Send the statements and await their answers; returns the result of each.
+    """Send the statements and await their answers; returns the result of each, in binary.
 
     Raises StatementFailed for the first that failed, and psycopg.OperationalError where the connection is lost.
     """
@@ -72,22 +78,65 @@ def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement])
     return list(dict(zip(sent, results, strict=True)).values())
 
 
-def begin_and_run(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -> None:
-    """Begin a READ COMMITTED transaction with these statements, in one round trip.
+def begin_and_run(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -> list[PGresult]:
+    """Begin a READ COMMITTED transaction with these statements, in one round trip; returns the result of each.
 
     Raises StatementFailed for the one that failed: number 0 is the first. The connection is to be closed then.
     """
     begins = driver.pgconn.transaction_status == TransactionStatus.IDLE  # else the host's own code has begun it
-    for may_repeat in (begins, False):
-        try:
-            round_trip(driver, [*[_BEGIN][:begins], *statements])
-        except StatementFailed as failed:
-            if not may_repeat or failed.error.sqlstate != INVALID_SQL_STATEMENT_NAME:
-                raise StatementFailed(failed.number - begins, failed.error) from None
-            # psycopg's own DEALLOCATE ALL, after a ROLLBACK TO, includes what is prepared here. Nothing was written.
-            round_trip(driver, [_ROLLBACK])
-        else:
-            return
+    try:
+        return round_trip(driver, [*[_BEGIN][:begins], *statements])[begins:]
+    except StatementFailed as failed:
+        if not begins or failed.error.sqlstate != INVALID_SQL_STATEMENT_NAME:
+            raise StatementFailed(failed.number - begins, failed.error) from None
+    # psycopg's own DEALLOCATE ALL, after a ROLLBACK TO, includes what is prepared here. Nothing was written.
+    round_trip(driver, [_ROLLBACK])
+    try:
+        return round_trip(driver, [_BEGIN, *statements])[1:]
+    except StatementFailed as failed:
+        raise StatementFailed(failed.number - 1, failed.error) from None
+
+
+def commit(driver: psycopg.Connection[Any], *following: Statement) -> list[PGresult]:
+    """COMMIT, if a transaction is open, with these statements; returns their results.
+
+    Raises COMMIT's error, InFailedSqlTransaction where the server answers it with ROLLBACK (I1), and StatementFailed
+    where COMMIT has succeeded and another statement has not.
+    """
+    if driver.pgconn.transaction_status == TransactionStatus.IDLE and not following:
+        return []
+    failure: StatementFailed | None = None
+    try:
+        results = round_trip(driver, [_COMMIT, *following])
+    except StatementFailed as failed:
+        if failed.number == 0:
+            raise failed.error from None
+        failure, results = failed, [*failed.results]
+    if results[0].command_status != b"COMMIT":
+        raise InFailedSqlTransaction(f"COMMIT was answered with {(results[0].command_status or b'').decode()}")
+    if failure is not None:
+        raise failure
+    return results[1:]
+
+
+def rows_of(driver: psycopg.Connection[Any], *queries: Query, is_prepared: bool = False) -> list[list[tuple[Any, ...]]]:
+    """All rows of each query; in one round trip with BEGIN where they begin the transaction. Raises the first error.
+
+    Within a transaction the driver runs them, one by one: what is prepared here may have been deallocated by it.
+    """
+    if driver.info.transaction_status != TransactionStatus.IDLE or not psycopg.Pipeline.is_supported():
+        cursor = psycopg.Cursor(driver, row_factory=tuple_row)  # whatever row factory a handler has set
+        return [cursor.execute(*query, binary=True).fetchall() for query in queries]
+    statements = [with_values(*query, driver.info.encoding)._replace(is_prepared=is_prepared) for query in queries]
+    try:
+        results = begin_and_run(driver, statements)
+    except StatementFailed as failed:
+        raise failed.error from None
+    transformer, rows = Transformer(driver), []
+    for result in results:
+        transformer.set_pgresult(result)
+        rows.append(transformer.load_rows(0, result.ntuples, tuple))
+    return rows
 
 
 def _send(pgconn: PGconn, statement: Statement, encoding: str, known: dict[str, bytes] | None) -> int:
@@ -96,13 +145,13 @@ def _send(pgconn: PGconn, statement: Statement, encoding: str, known: dict[str, 
     ``known`` are the names of what is prepared; None where nothing may be.
     """
     if not statement.is_prepared or known is None:
-        pgconn.send_query_params(statement.text.encode(encoding), statement.values)
+        pgconn.send_query_params(statement.text.encode(encoding), statement.values, result_format=Format.BINARY)
         return 1
     is_new = statement.text not in known
     if is_new:
         known[statement.text] = b"seekpoint_%d" % next(_numbers)
         pgconn.send_prepare(known[statement.text], statement.text.encode(encoding))
-    pgconn.send_query_prepared(known[statement.text], statement.values)
+    pgconn.send_query_prepared(known[statement.text], statement.values, result_format=Format.BINARY)
     return 1 + is_new
 
 

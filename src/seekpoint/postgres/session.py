@@ -9,35 +9,27 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import psycopg
-from psycopg import generators
-from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus, TransactionStatus
 from sqlalchemy import Engine, Transaction
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.postgres import pooler
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.round_trip import StatementFailed
-from seekpoint.postgres.session_state import SessionState, is_configured_by_code, require_committed
+from seekpoint.postgres.round_trip import StatementFailed, commit
+from seekpoint.postgres.session_state import SessionState, is_configured_by_code
 from seekpoint.postgres.sqlstates import connection_lost
-from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.postgres.work_while_waiting import Work, work_while_waiting
 
 
 class ConnectionSocket:
-    """The socket of one session's current connection.
+    """The socket of one session's current connection; ``wait`` makes of each what it waits by for answers."""
 
-    ``meanwhile`` is done while the server has not answered.
-    """
-
-    def __init__(self, stopwatch: Stopwatch | None = None, meanwhile: Work | None = None) -> None:
-        self._stopwatch, self._meanwhile = stopwatch or Stopwatch(), meanwhile
+    def __init__(self, wait: Callable[[psycopg.Connection[Any]], Callable[..., Any]] | None = None) -> None:
+        self._wait = wait
         self._lock = threading.Lock()
         self._driver: Any = None
         self._socket: socket.socket | None = None
@@ -50,8 +42,8 @@ class ConnectionSocket:
                 raise psycopg.OperationalError("the worker has ended: it was not done when its grace was over")
             self._forget()
             self._driver = driver
-            wait: Any = driver.wait if self._meanwhile is None else partial(work_while_waiting, driver, self._meanwhile)
-            self._driver.wait = partial(self._stopwatch.wait, wait)
+            if self._wait is not None:
+                self._driver.wait = self._wait(driver)
             # A duplicate: the driver's own descriptor may be another file's by the time it is cut.
             self._socket = socket.socket(fileno=os.dup(driver.fileno()))
 
@@ -63,7 +55,7 @@ class ConnectionSocket:
     def _forget(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            del self._driver.wait  # the class's own method shows again
+            vars(self._driver).pop("wait", None)  # the class's own method shows again
         self._socket = self._driver = None
 
     def cut(self) -> None:
@@ -168,15 +160,11 @@ class Session:
     def _commit(self, tx: HandlerConnection, transaction: Transaction) -> tuple[str, ...]:
         """COMMIT; returns the names of what has changed on the session."""
         driver, state = tx.driver, self._state
+        if state is None or not tx.was_lent_now:
+            tx.commit_by(transaction, partial(commit, driver))
+            return ()
         changed: list[str] = []
-        if state is not None and tx.was_lent_now:
-            driver.commit = lambda: changed.extend(state.commit(driver))  # type: ignore[method-assign]
-        else:
-            driver.commit = partial(_send_commit, driver)  # type: ignore[method-assign]
-        try:
-            transaction.commit()
-        finally:
-            del driver.commit
+        tx.commit_by(transaction, lambda: changed.extend(state.commit(driver)))
         return tuple(changed)
 
     def close(self, *, broken: bool = False) -> None:
@@ -192,14 +180,3 @@ class Session:
                 connection.put_back()
         except DBAPIError:  # it was broken already; the pool discards it
             return
-
-
-def _send_commit(driver: psycopg.Connection[Any]) -> None:
-    """COMMIT, if a transaction is open. Raises InFailedSqlTransaction where the server answers with ROLLBACK (I1)."""
-    if driver.pgconn.transaction_status == TransactionStatus.IDLE:
-        return
-    driver.pgconn.send_query(b"COMMIT")
-    result, *_ = driver.wait(generators.execute(driver.pgconn))
-    if result.status == ExecStatus.FATAL_ERROR:
-        raise error_from_result(result, driver.info.encoding)
-    require_committed(result)

@@ -16,14 +16,13 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.errors import InFailedSqlTransaction
 from psycopg.pq.abc import PGresult
 from sqlalchemy import Engine, Pool
 
-from seekpoint.postgres.round_trip import Statement, StatementFailed, round_trip
+from seekpoint.postgres.round_trip import Statement, StatementFailed, commit, round_trip
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
-_COMMIT, _RESET = Statement("COMMIT"), Statement("RESET ALL")
+_RESET = Statement("RESET ALL")
 
 # The settings that a session can change.
 _SETTINGS = Statement("""
@@ -87,39 +86,25 @@ class SessionState:
         self._question = question._replace(is_prepared=True)
 
     def commit(self, driver: psycopg.Connection[Any]) -> tuple[str, ...]:
-        """COMMIT, and read the state in the same round trip; returns what has changed (I1).
+        """COMMIT, and read the state in the same round trip; returns what has changed.
 
         Raises COMMIT's error. ``("unknown",)`` where COMMIT has succeeded and the question has failed.
         """
         try:
-            committed, answer, _ = round_trip(driver, [_COMMIT, self._question, _RESET])
+            return self._changed(commit(driver, self._question, _RESET)[0])
         except StatementFailed as failed:
-            if failed.number == 0:
-                raise failed.error from None
-            require_committed(failed.results[0])
-            return self._ask_again(driver) if failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME else ("unknown",)
-        require_committed(committed)
-        return self._changed(answer)
-
-    def _ask_again(self, driver: psycopg.Connection[Any]) -> tuple[str, ...]:
-        """DEALLOCATE ALL, which psycopg sends after a ROLLBACK TO, includes the question."""
-        try:
-            answer, _ = round_trip(driver, [self._question, _RESET])
+            if failed.error.sqlstate != INVALID_SQL_STATEMENT_NAME:
+                return ("unknown",)
+        try:  # DEALLOCATE ALL, which psycopg sends after a ROLLBACK TO, includes the question
+            return self._changed(round_trip(driver, [self._question, _RESET])[0])
         except (StatementFailed, psycopg.Error):
             return ("unknown",)
-        return self._changed(answer)
 
     def _changed(self, answer: PGresult) -> tuple[str, ...]:
         """The names of what is another than before."""
         state = json.loads(_value(answer))
         settings = [f"setting {name}" for name in state.pop("settings") or ()]
         return (*settings, *(name for name, value in state.items() if self._before[name] != value))
-
-
-def require_committed(result: PGresult) -> None:
-    """Raise InFailedSqlTransaction where the server has answered COMMIT with ROLLBACK (I1)."""
-    if result.command_status != b"COMMIT":
-        raise InFailedSqlTransaction(f"COMMIT was answered with {(result.command_status or b'').decode()}")
 
 
 def _only(driver: psycopg.Connection[Any], statement: Statement) -> bytes:

@@ -54,6 +54,8 @@ _format = _formatter()
 
 def driver_of(tx: Connection) -> psycopg.Connection[Any]:
     """The psycopg connection below; raises ConfigError if it is another driver's."""
+    if isinstance(tx, HandlerConnection):
+        return tx.driver
     driver = tx.connection.driver_connection
     if not isinstance(driver, psycopg.Connection):
         raise ConfigError(f"COPY needs a psycopg connection, got {type(driver).__name__}")

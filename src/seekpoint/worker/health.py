@@ -11,8 +11,8 @@ from typing import Any
 
 from seekpoint import events
 from seekpoint.errors import PartitionStopped
-from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Partition
+from seekpoint.worker.waiting import Stopwatch
 
 STALE_AFTER = 60.0  # seconds without progress while records wait or something is in trouble
 MARGIN = 0.1  # of Limits.transaction_age: by then the server has ended the transaction, and a handler has noticed

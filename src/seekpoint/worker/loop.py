@@ -26,8 +26,6 @@ from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient
-from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.postgres.work_while_waiting import Work
 from seekpoint.records import RawRecord
 from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
 from seekpoint.worker.batch_size import BatchSize
@@ -45,6 +43,7 @@ from seekpoint.worker.status_writer import StatusWriter
 from seekpoint.worker.tracer import Tracer
 from seekpoint.worker.unended import shown_user_code, unended
 from seekpoint.worker.unit_of_work import Committer
+from seekpoint.worker.waiting import Stopwatch, Work
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
 CLOSE = 10.0  # seconds for the client to leave the group

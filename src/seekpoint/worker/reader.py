@@ -10,10 +10,10 @@ from seekpoint.events import Announcer
 from seekpoint.kafka.client import lazy_records
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Partition, RawRecord
 from seekpoint.worker.assignment import Chunk, WorkerAssignment
 from seekpoint.worker.open_batch import CHUNK
+from seekpoint.worker.waiting import Stopwatch
 
 
 class Reader:

@@ -21,8 +21,6 @@ from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.session import CommitUnanswered, ConnectionSocket, Session, raised_by
-from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.postgres.work_while_waiting import Work
 from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
 from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.apply import SmallBatch, apply, small_batch
@@ -43,6 +41,7 @@ from seekpoint.worker.recovery import (
     recovery_for,
 )
 from seekpoint.worker.tracer import Tracer
+from seekpoint.worker.waiting import Stopwatch, Work, waiting
 
 logger = logging.getLogger("seekpoint.worker.unit_of_work")
 
@@ -98,7 +97,7 @@ class Committer:
         self._session = Session(
             ledger.engine,
             lends=pipeline.handle is not None,
-            wire=ConnectionSocket(self._stopwatch, meanwhile),
+            wire=ConnectionSocket(waiting(self._stopwatch, meanwhile)),
         )
         self._dead_letters = DeadLetters(ledger)
         self._strides = Strides()

@@ -22,10 +22,10 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import require_read_committed, schema_translation, shown
-from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.worker.health import Health, HealthBoard
 from seekpoint.worker.loop import Loop
 from seekpoint.worker.tracer import Tracer
+from seekpoint.worker.waiting import Stopwatch
 
 logger = logging.getLogger("seekpoint.worker.worker")
 

@@ -17,7 +17,6 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
-from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Cause, Failure, Span, State
 from seekpoint.worker.decode import decode_record
 from seekpoint.worker.failed import Failed
@@ -30,6 +29,7 @@ from seekpoint.worker.replay.preconditions import (
     not_first_of_key,
     refused,
 )
+from seekpoint.worker.waiting import Stopwatch
 from seekpoint.worker.write import write
 
 

@@ -16,10 +16,10 @@ from seekpoint.ledger.sql import REPLAY_REQUEST
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.session import ConnectionSocket, Session
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_timeout, is_transient, sqlstate
-from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import one_line, storable
 from seekpoint.worker.replay.dead_letter_admin import open_at
 from seekpoint.worker.replay.replay_one import Replayer
+from seekpoint.worker.waiting import Stopwatch, waiting
 
 MOST, SECONDS = 100, 1.0  # dead letters, and time, between two batches
 LOCK_WAIT = 0.2  # seconds for a partition whose batch another worker has in hand; then it is tried after the next batch
@@ -55,7 +55,7 @@ class RequestedReplays:
     ) -> None:
         self._pipeline, self._ledger = pipeline, ledger
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping or threading.Event()
-        self._wire = ConnectionSocket(self._stopwatch)
+        self._wire = ConnectionSocket(waiting(self._stopwatch))
         self._interval = ledger.limits.lag_check
         self._is_requested = self._is_paused = False
         self._current: _Request | None = None

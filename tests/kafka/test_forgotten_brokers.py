@@ -7,15 +7,18 @@ default it does so most of the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import repeat
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from seekpoint import Limits, Partition, events
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.commits import Commit, read_commits, write_commits
 from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.questions import AskingClient, Wait
 from seekpoint.kafka.ranges import RangeFollower
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.metrics.catalogue import LAG
@@ -96,7 +99,8 @@ def test_a_consumer_that_forgot_the_brokers_is_closed_and_another_one_reads_on(
     run.reached(name, 10)
     partition = Partition(name, 0)
     identity = Identity({"bootstrap.servers": scene.broker}, 10.0)
-    until(lambda: read_commits(identity, scene.group, [partition])[partition].offset == 10, "the mirrored position")
+    commits = partial(read_commits, identity, scene.group, [partition])
+    until(lambda: [commit.offset for commit in commits().values()] == [10], "the mirrored position")
     run.stop()
     scene.book.assert_holds(name, stored)
     assert [row.owner for row in scene.ledger.read()] == [None]
@@ -154,6 +158,29 @@ def test_the_ends_of_logs_are_answered_to_a_new_client(scene: Scene, proxy: Kafk
     forgetful = identity.admin
     assert watermarks.ends([partition])[partition].offset == 5
     assert identity.admin is not forgetful
+
+
+def test_a_new_client_asks_leaders_when_a_broker_has_answered_it(scene: Scene, proxy: KafkaProxy) -> None:
+    """One that looks for leaders while it connects looks again only after 3 s: lag was unknown for a scrape."""
+    name, _ = scene.log(1)
+    asked: list[tuple[AskingClient, bool]] = []
+
+    def send(client: AskingClient, _: float) -> Wait[bool]:
+        asked.append((client, client.is_connected))
+
+        def wait(_: float) -> bool:
+            if len(asked) == 2:  # as by a client that forgot its brokers
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+            return True
+
+        return wait
+
+    identity = Identity({"bootstrap.servers": proxy.bootstrap, **FORGETFUL}, 30.0)
+    assert identity.question_to_leaders([name], send).answer()
+    assert identity.question_to_leaders([name], send).answer()
+    first, second, third = (client for client, _ in asked)
+    assert first is second is not third
+    assert [is_connected for _, is_connected in asked] == [True] * 3
 
 
 @pytest.mark.long

@@ -274,11 +274,18 @@ class Lane:
                 if data:
                     transport.write(data)
                 else:
-                    transport.write_eof()
-                    self.finished = True
+                    self._end(transport)
             if self._queue and self._timer is None:
                 self._timer = loop.call_at(self._queue[0][0], self._tick)
         self._link.gate()
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        try:
+            transport.write_eof()
+        except OSError:  # the target has reset its connection, and the loop has not said so yet
+            self._link.drop()
+        else:
+            self.finished = True
 
     def _tick(self) -> None:
         self._timer = None

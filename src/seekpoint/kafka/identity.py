@@ -8,7 +8,6 @@ batch was read under that id.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 from uuid import UUID
@@ -18,7 +17,17 @@ from confluent_kafka.admin import AdminClient
 
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka import librdkafka
-from seekpoint.kafka.questions import AskingClient, Question, Questions, Send, Wait, answers, each_answer, in_background
+from seekpoint.kafka.questions import (
+    GRACE,
+    AskingClient,
+    Question,
+    Questions,
+    Send,
+    Wait,
+    answers,
+    each_answer,
+    in_background,
+)
 
 T = TypeVar("T")
 Described = dict[str, Any]  # what the brokers answer about each topic, or their error
@@ -101,17 +110,28 @@ class Identity:
         """Send another question to the brokers, which they have ``timeout`` seconds to answer."""
         return self._questions.ask(send, self.timeout if timeout is None else timeout)
 
-    def connect(self, topics: Collection[str]) -> float:
-        """Wait for the first answer of a broker, about these topics; returns the seconds that are left of ``timeout``.
+    def question_to_leaders(self, topics: Collection[str], send: Send[T]) -> Question[T]:
+        """Send a question that goes to the leaders of these topics' partitions.
 
-        A request that goes to the leaders of partitions needs it: without a connection the client looks for them a
-        second time only after 3 s. A failure is not raised: that request fails, too.
+        A client that no broker has answered yet asks for the topics first: one that looks for leaders while it connects
+        looks a second time only after 3 s.
         """
-        deadline = monotonic() + self.timeout
-        if not self._questions.client.is_connected:
-            with suppress(KafkaUnavailable):
-                self.known(topics)
-        return max(deadline - monotonic(), 0.1)
+        names = sorted(topics)
+
+        def send_when_connected(client: AskingClient, timeout: float) -> Wait[T]:
+            if client.is_connected:
+                return send(client, timeout)
+            described, deadline = _describe(client, names, timeout), monotonic() + timeout
+
+            def wait(seconds: float) -> T:
+                described(seconds)
+                client.is_connected = True
+                left = max(deadline - monotonic(), 0.1)
+                return send(client, left)(left + GRACE)
+
+            return wait
+
+        return self.question(send_when_connected)
 
     def ask(self, topics: Collection[str]) -> Answer:
         """Send the question for the topics' ids; do something else until the answer is needed (about 1 ms)."""

@@ -64,9 +64,9 @@ class Watermarks:
             futures = client.admin.list_offsets(logs, isolation_level=self._isolation, request_timeout=timeout)
             return lambda seconds: answers(futures, seconds)
 
-        left = self._identity.connect({partition.topic for partition in specs})
+        question = self._identity.question_to_leaders({partition.topic for partition in specs}, send)
         edges: dict[Partition, Edge] = {}
-        for log, answer in each_answer(self._identity.question(send, left), logs).items():
+        for log, answer in each_answer(question, logs).items():
             if not isinstance(answer, KafkaException | TimeoutError):
                 edges[Partition(log.topic, log.partition)] = Edge.of(answer)
             elif not skip:

@@ -148,7 +148,7 @@ def test_every_name_of_a_job_is_in_the_reference(module: Any) -> None:
 
 
 JOB_CLASSES = [reload.Reload, reload.Runs, export.Export, export.Archive, batch.BatchJob]
-SPARK_NAMES: list[Any] = [spark.read, spark.stored_ranges, spark.batch, spark.export, spark.SparkStager]
+SPARK_NAMES: list[Any] = [spark.read, spark.stored_ranges, spark.SparkStager, spark.SparkWriter]
 
 
 @for_each([*JOB_CLASSES, *SPARK_NAMES], lambda made: f"{made.__module__}.{made.__name__}")

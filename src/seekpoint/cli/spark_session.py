@@ -79,11 +79,10 @@ def writer(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], 
     """``writer`` for an export that Spark's tasks write; empty where no master is named."""
     if (started := _started(stack, of, tasks, say)) is None:
         return {}
-    from seekpoint.jobs.spark.export import SparkWriter  # noqa: PLC0415 -- pyspark, an extra
-    from seekpoint.jobs.spark.settings import portable  # noqa: PLC0415
+    from seekpoint.spark import SparkWriter  # noqa: PLC0415 -- pyspark, an extra
 
     session, kafka, _ = started
-    return {"writer": SparkWriter(session, portable(kafka))}
+    return {"writer": SparkWriter(session, kafka)}
 
 
 def _started(

@@ -12,16 +12,28 @@ from pyspark.sql import SparkSession
 
 from jobs.spark.orders import BEHIND_COMMIT, DATABASE, IN_A_ROW, expected
 from seekpoint.errors import BatchRefused, ConfigError
+from seekpoint.jobs.batch import BatchDone
 from seekpoint.jobs.spark.data_sources import StagingSource
-from seekpoint.spark import Env
-from seekpoint.spark import batch as spark_batch
+from seekpoint.spark import Env, SparkStager
 from support.batch_process import Batcher, batch, offsets, paused
 from support.reload_orders import PLAIN, Shop, of
 
 
-def run(shop: Shop, spark: SparkSession, name: str, **options: Any) -> Any:
-    options.setdefault("database", DATABASE)
-    return spark_batch(spark, name, {"bootstrap.servers": shop.brokers}, schema=shop.schema, **options)
+def run(
+    shop: Shop,
+    spark: SparkSession,
+    name: str,
+    *,
+    database: Any = DATABASE,
+    copy_sessions: int | None = None,
+    resume: UUID | None = None,
+    **options: Any,
+) -> BatchDone:
+    sizes = {"range_records": options["range_records"]} if "range_records" in options else {}
+    its = {"schema": shop.schema, "database": database, "copy_sessions": copy_sessions, **sizes}
+    calling = {name: options.pop(name) for name in ("reason", "pause") if name in options}
+    job = batch(shop, name, stager=SparkStager(spark, {"bootstrap.servers": shop.brokers}, **its), **options)
+    return job.run(**calling) if resume is None else job.take_over(resume)
 
 
 def test_a_bounded_batch_has_no_more_tasks_than_sessions(
@@ -106,5 +118,7 @@ def test_a_batch_whose_driver_was_killed_is_resumed_by_spark(
 
 def test_a_pipeline_is_unread(shop: Shop, spark: SparkSession) -> None:
     pipeline: Any = shop.pipeline()
+    shop.produce(shop.topic, [of(1, 1)], partition=0)
     with pytest.raises(ConfigError, match="module:name"):
         run(shop, spark, pipeline)
+    assert (shop.rows(), paused(shop)) == ([], None)

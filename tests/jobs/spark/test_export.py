@@ -13,13 +13,14 @@ from seekpoint.errors import ArchiveDamaged, RangeLost
 from seekpoint.jobs.export import Export
 from seekpoint.jobs.export.export import Progress
 from seekpoint.jobs.reload import Reload
-from seekpoint.spark import SparkStager, export
+from seekpoint.spark import SparkStager, SparkWriter
 from support.archive import Vault
 from support.reload_orders import Shop, doubled, of
 
 
 def run(vault: Vault, spark: SparkSession, progress: Progress | None = None, **options: Any) -> Any:
-    return export(spark, vault.kafka, vault.archive, vault.group, progress=progress, **options)
+    given: dict[str, Any] = {"writer": SparkWriter(spark, vault.kafka), "progress": progress, **options}
+    return Export(vault.engine, vault.kafka, vault.archive, vault.group, **given).run()
 
 
 def test_tasks_write_what_one_process_would(spark: SparkSession, vault: Vault) -> None:

@@ -171,7 +171,7 @@ def _with_dead_letters(batch: pa.RecordBatch, offsets: Sequence[int], what: str)
 
 
 class ExportSource(MessageSource):
-    """Spark's ``seekpoint-export``; made by :func:`seekpoint.spark.export`."""
+    """Spark's ``seekpoint-export``; made by ``SparkWriter``."""
 
     format = "seekpoint-export"
 

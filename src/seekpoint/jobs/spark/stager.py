@@ -38,10 +38,10 @@ _Place = tuple[str, str, int, int]  # a range's group, topic, partition and firs
 
 
 class SparkStager:
-    """Stages a reload's ranges in the tasks of a Spark session: ``Reload(…, stager=SparkStager(spark, kafka))``.
+    """Stages a reload's or a batch's ranges in the tasks of a Spark session: ``stager=SparkStager(spark, kafka)``.
 
     ``kafka`` is the workers' own configuration, with :class:`Env` for passwords; ``database`` the URL of the ledger's
-    database, by the name of an environment variable, and ``schema`` the ledger's. The reload's pipelines must be given
+    database, by the name of an environment variable, and ``schema`` the ledger's. The job's pipelines must be given
     by name (``module:name``): tasks import them. The executors need this package, the pipelines' modules, and the
     variables. A task that fails is tried again as often as Spark is set to (``local[2]``: never; ``local[2,4]``). A
     task stages ``range_records`` offsets at most; fewer, down to 20,000, where there would be fewer tasks than slots.
@@ -126,8 +126,8 @@ class SparkStager:
         names = dict(zip(run.groups, run.pipelines, strict=True))
         if nameless := sorted({task.group for pack in packs for task in pack if not names.get(task.group)}):
             raise ConfigError(
-                f"tasks cannot import the pipeline of group {nameless[0]!r}, which was given as an object: name it in "
-                "Reload([...]) as 'module:name'"
+                f"tasks cannot import the pipeline of group {nameless[0]!r}, which was given as an object: name it as "
+                "'module:name'"
             )
         return {
             "kafka": self._kafka,

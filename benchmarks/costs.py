@@ -21,6 +21,7 @@ from rebuild import KAFKA
 from seekpoint import Append
 from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
 from seekpoint.pipeline.sink import Row
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition
 from setting import BROKERS, RECORDS, cpu
 from stage import say
@@ -74,11 +75,9 @@ def consume() -> Iterator[Piece]:
 
 def rows_of(pieces: Sequence[Piece]) -> list[list[Row]]:
     """By the pipeline's own codec and sink, piece by piece, as a task does: from the values alone."""
-    pipeline = rebuild.pipeline()
-    sink, made = pipeline.sinks[0], []
-    assert isinstance(sink, Append)
+    writers, made = PipelineWriters(rebuild.pipeline()), []
     for piece in pieces:
-        rows = sink.value_rows(pipeline.values(piece.records))
+        rows = writers.sinks[0].value_rows(writers.values(piece.records))
         assert rows is not None
         made.append(rows)
     return made
@@ -122,7 +121,7 @@ def main(engine: Engine) -> None:
             chunks = rows_of(pieces)
         del pieces
         connection.exec_driver_sql("CHECKPOINT")
-        with meter("COPY, no index"), Append(STAGED, columns=COLUMNS).open(connection) as writer:
+        with meter("COPY, no index"), Append(STAGED, columns=COLUMNS).writer().open(connection) as writer:
             for chunk in chunks:
                 writer.write(chunk)
         statements(connection, meter)

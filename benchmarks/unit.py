@@ -24,6 +24,7 @@ from seekpoint import Ledger, Limits, Pipeline, schema
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Move
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.round_trip import Statement, begin_and_run
 from seekpoint.records import Partition, RawRecord
 from seekpoint.testing.kit import FixedClaims
@@ -71,7 +72,7 @@ class Unit:
         at, topic_id = Partition(KIND.name, 0), uuid4()
         claimed = ledger.claim([at], {KIND.name: topic_id}, cluster_id="benchmark", start=lambda _: {at: 0})
         self._held, self._at, self._size = FixedClaims(ledger, claimed.granted), at, size
-        self._committer = Committer(ledger, pipeline, self._held, Announcer(()))
+        self._committer = Committer(ledger, PipelineWriters(pipeline), self._held, Announcer(()))
         self._limits = Limits()
         self.ledger = ledger
 

@@ -95,16 +95,17 @@ def measure(engine: Engine, strategy: str, keys: Sequence[int], size: int, *, st
         )
         tx.execute(text(f"INSERT INTO {TABLE} SELECT n, 1, 1, now(), 'sale', 'x' FROM generate_series(1, {stored}) n"))
     sink: Any = Append(TABLE, columns=COLUMNS) if strategy == "append" else Upsert(TABLE, key=["id"], columns=COLUMNS)
+    writer = sink.writer()
     if strategy not in {"append", "adaptive"}:
-        sink.strategies = Forced(WriteStrategy(strategy))
+        writer.strategies = Forced(WriteStrategy(strategy))
     rows = [(key, key % 977, "12.50", "2026-01-01T00:00:00Z", "sale", f"note {key}") for key in keys]
     with engine.connect() as connection:
-        with connection.begin(), sink.open(connection) as writer:
-            writer.write([(0, 0, "0", "2026-01-01T00:00:00Z", "sale", "the temporary table is made here")])
+        with connection.begin(), writer.open(connection) as opened:
+            opened.write([(0, 0, "0", "2026-01-01T00:00:00Z", "sale", "the temporary table is made here")])
         began = perf_counter()
         for start in range(0, len(rows), size):
-            with connection.begin(), sink.open(connection) as writer:
-                writer.write(rows[start : start + size])
+            with connection.begin(), writer.open(connection) as opened:
+                opened.write(rows[start : start + size])
         return len(rows) / (perf_counter() - began)
 
 

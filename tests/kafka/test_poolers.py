@@ -21,7 +21,8 @@ from seekpoint.postgres import pooler
 from seekpoint.records import Partition
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert import strategy as roads
-from seekpoint.sinks.upsert.strategy import WriteStrategy
+from seekpoint.sinks.upsert import upsert as upsert_module
+from seekpoint.sinks.upsert.strategy import WriteStrategy, Wrote
 from support.batch_process import batch
 from support.before_cutover import settled
 from support.events import Run
@@ -119,12 +120,22 @@ def test_append(ground: Ground, apply: Apply, kind: Any, size: int) -> None:
 def test_upsert(ground: Ground, apply: Apply, road: WriteStrategy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roads, "SMALL", 100 if road is WriteStrategy.UNNEST else 0)
     sink = Upsert(ground.create("id int PRIMARY KEY, v text"), key=["id"], columns=["id", "v"])
-    if road is WriteStrategy.TEMP_TABLE:
-        sink.strategies._wait = 10**9
+    used: set[WriteStrategy] = set()
+
+    class Forced(roads.WriteStrategies):
+        def __init__(self) -> None:
+            super().__init__()
+            self._wait = 10**9 if road is WriteStrategy.TEMP_TABLE else 0
+
+        def wrote(self, what: Wrote) -> None:
+            used.add(what.strategy)
+            super().wrote(what)
+
+    monkeypatch.setattr(upsert_module, "WriteStrategies", Forced)
     count, size = BATCHES * 40, 40
     ids = size if road is WriteStrategy.TEMP_TABLE else count
     apply(values(count, ids), size, sinks=[sink])
-    assert set(sink.strategies.used) == {road}
+    assert used == {road}
     assert ground.rows("id", "v") == [(n, f"v{count - ids + n}") for n in range(ids)]
 
 

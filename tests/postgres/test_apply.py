@@ -20,6 +20,7 @@ from seekpoint import Append, Batch, Json, Limits, Pipeline, Poison, Retry, Text
 from seekpoint.errors import ConfigError, HandlerMisuse, PoisonStop
 from seekpoint.events import Announcer
 from seekpoint.ledger import Ledger
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Cause, Partition, RawRecord, Record, Span
 from seekpoint.testing import Processed, kit, raw, record
 from seekpoint.worker.assignment.chunk import Chunk, Read
@@ -506,7 +507,7 @@ def process_in_chunks(ground: Ground, pipeline: Pipeline, records: Sequence[RawR
             cursors[at] = one.offset + 1
         chunks.append(Chunk(records[start:end], reads))
     seen, hands = kit._Seen(), kit.FixedClaims(ledger, dict(claims))
-    committer = Committer(ledger, pipeline, hands, Announcer([seen]))
+    committer = Committer(ledger, PipelineWriters(pipeline), hands, Announcer([seen]))
     batch = OpenBatch(Buffer(chunks.pop(0), lambda: chunks.pop(0) if chunks else None, kit._known, Limits()))
     try:
         committer.commit(batch)

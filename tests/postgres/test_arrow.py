@@ -25,8 +25,10 @@ from seekpoint.cli.explain import describe
 from seekpoint.codecs.arrow import Arrow
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.jobs.tables.targets import sources
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition, RawRecord
 from seekpoint.sinks.arrow import AppendArrow, copy_into
+from seekpoint.sinks.arrow.append import ArrowWriter
 from seekpoint.sinks.arrow.copy import AT_ONCE
 from seekpoint.testing import raw
 from support.sink_tables import TOPIC, Ground, Order, orders, stopped_at
@@ -349,13 +351,13 @@ class Calls:
     """How often a sink was opened: the search by halves opens it for each part."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.opened, whole = 0, AppendArrow.open
+        self.opened, whole = 0, ArrowWriter.open
 
-        def open_counted(sink: AppendArrow, tx: Connection) -> Any:
+        def open_counted(writer: ArrowWriter, tx: Connection) -> Any:
             self.opened += 1
-            return whole(sink, tx)
+            return whole(writer, tx)
 
-        monkeypatch.setattr(AppendArrow, "open", open_counted)
+        monkeypatch.setattr(ArrowWriter, "open", open_counted)
 
 
 @pytest.mark.parametrize(
@@ -516,7 +518,7 @@ def test_the_codec_casts_to_its_schema_where_nothing_is_lost() -> None:
         codec(ipc(numbered(2**40, v=["a"])))
     assert (repr(codec), repr(Arrow())) == ("Arrow(v, id)", "Arrow()")
     pipeline = Pipeline("g", topics=TOPIC, value=Arrow(tombstones=True), sinks=[AppendArrow("t")])
-    assert pipeline.decode(raw(None, topic=TOPIC)).value is None
+    assert PipelineWriters(pipeline).decode(raw(None, topic=TOPIC)).value is None
 
 
 def test_a_worker_streams_tables(

@@ -18,7 +18,7 @@ from seekpoint.events import DatabaseTrouble, Event
 from seekpoint.records import Partition, RawRecord
 from seekpoint.sinks.arrow import AppendArrow, copy_into
 from support.fixtures import NewEngine
-from support.sink_tables import TOPIC, Ground, orders
+from support.sink_tables import TOPIC, Ground, orders, writer_of
 
 NASTY = [
     None,
@@ -173,7 +173,7 @@ SECURE = "ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY every ON t USIN
 def looked(engine: Engine, sink: Any, rows: list[Any]) -> Iterator[Callable[[], None]]:
     """A transaction whose sink has looked at its table; calling it writes the rows, and closes the sink."""
     with engine.connect() as tx:
-        opened = sink.open(tx)
+        opened = writer_of(sink).open(tx)
         writer = opened.__enter__()
 
         def write() -> None:
@@ -200,7 +200,7 @@ def test_row_security_that_is_enabled_between_the_first_look_and_the_rows(
         owner.sql(SECURE)
         with pytest.raises(psycopg.errors.SerializationFailure, match="it will be read again"):
             write()
-    with engine.begin() as tx, sink.open(tx) as writer:
+    with engine.begin() as tx, writer_of(sink).open(tx) as writer:
         writer.write(MANY)
     assert owner.rows("id") == [(n,) for n, _ in MANY]
 
@@ -216,7 +216,7 @@ def test_sessions_that_all_looked_before_row_security_was_enabled(owner: Ground,
             with pytest.raises(psycopg.errors.SerializationFailure):
                 write()
     for _ in writes:
-        with limited.engine.begin() as tx, sink.open(tx) as writer:
+        with limited.engine.begin() as tx, writer_of(sink).open(tx) as writer:
             writer.write(MANY[:1])
     assert owner.rows("id") == [(0,)] * 3
 
@@ -233,13 +233,13 @@ def test_an_error_like_that_of_an_altered_table_is_raised_at_the_second_look(
         f"$$BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '{state}'; END$$"
     )
     engine = new_engine(owner.engine.url, poolclass=pool)
-    with engine.begin() as tx, sink.open(tx) as writer:
+    with engine.begin() as tx, writer_of(sink).open(tx) as writer:
         writer.write(MANY)
     owner.sql("CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse()")
     raised: list[BaseException] = []
     while not raised or isinstance(raised[-1], psycopg.errors.SerializationFailure):
         assert len(raised) < 3
-        with pytest.raises(psycopg.Error) as refused, engine.begin() as tx, sink.open(tx) as writer:
+        with pytest.raises(psycopg.Error) as refused, engine.begin() as tx, writer_of(sink).open(tx) as writer:
             writer.write(MANY)
         raised.append(refused.value)
     assert getattr(raised[-1], "sqlstate") == state  # noqa: B009
@@ -254,6 +254,6 @@ def test_a_view_that_takes_no_rows_ends_in_its_own_error(owner: Ground) -> None:
     with (
         pytest.raises(psycopg.errors.WrongObjectType, match="cannot copy to view"),
         owner.engine.begin() as tx,
-        sink.open(tx) as writer,
+        writer_of(sink).open(tx) as writer,
     ):
         writer.write(MANY)

@@ -26,9 +26,10 @@ from seekpoint.sinks.catalog import stage_name
 from seekpoint.sinks.upsert import strategy as roads
 from seekpoint.sinks.upsert.strategy import WriteStrategy, Wrote
 from seekpoint.testing import raw, record
+from support.committer_desk import Desk
 from support.fixtures import NewEngine
 from support.ledger_desk import backend, wait_until_blocked
-from support.sink_tables import TOPIC, VALUES, Ground, Order, of_test, orders, stopped_at
+from support.sink_tables import TOPIC, VALUES, Ground, Order, of_test, orders, stopped_at, writer_of
 
 MANY = 2 * roads.SMALL
 PLAIN = "id int PRIMARY KEY, v text"
@@ -54,17 +55,17 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wri
 
 def part(sink: Upsert, tx: Connection, *records: AnyRecord) -> None:
     """Write these records in this transaction."""
-    with sink.open(tx) as writer:
+    with writer_of(sink).open(tx) as writer:
         for one in records:
-            writer.write(list(sink.rows(one)))
+            writer.write(list(writer_of(sink).rows(one)))
 
 
 def write(ground: Ground, sink: Upsert, *records: AnyRecord) -> Wrote:
     """One transaction with these records."""
     with ground.engine.begin() as tx:
         part(sink, tx, *records)
-    assert sink.strategies.last is not None
-    return sink.strategies.last
+    last: Wrote = writer_of(sink).strategies.last
+    return last
 
 
 def upsert(ground: Ground, body: str = PLAIN, /, *, name: str = "t", **options: Any) -> Upsert:
@@ -104,13 +105,15 @@ def test_strategies_store_as_copy_does(ground: Ground, monkeypatch: pytest.Monke
         sink: Any = upsert(ground, f"id int PRIMARY KEY, v {kind}", name=f"t{n}", columns=["id", "v"])
         if n == 0:
             sink = Append(sink.path, columns=["id", "v"])
-            with ground.engine.begin() as tx, sink.open(tx) as writer:
+            with ground.engine.begin() as tx, writer_of(sink).open(tx) as writer:
                 writer.write([(1, value), (2, value)])
         else:
             if n == 1:  # a key that is there: the rows are staged
                 write(ground, sink, kv(2, None))
             write(ground, sink, kv(1, value), kv(2, value))
-            assert sink.strategies.last.strategy is (WriteStrategy.TEMP_TABLE if n == 1 else WriteStrategy.UNNEST)
+            assert writer_of(sink).strategies.last.strategy is (
+                WriteStrategy.TEMP_TABLE if n == 1 else WriteStrategy.UNNEST
+            )
         with ground.engine.connect() as tx:
             rows = tx.execute(text(f'SELECT id, v::text, pg_typeof(v)::text FROM "{ground.schema}".t{n} ORDER BY id'))
             found.append([tuple(row) for row in rows])
@@ -365,30 +368,28 @@ def test_new_keys_go_by_copy_and_the_first_conflict_falls_back(ground: Ground) -
     assert write(ground, sink, *rows(0, 3)).strategy is WriteStrategy.UNNEST
     assert write(ground, sink, *rows(1000, 1000 + MANY)).strategy is WriteStrategy.COPY
     done = write(ground, sink, *rows(900, 900 + MANY, "again"))
-    assert (done.strategy, done.fell_back, sink.strategies.conflicts) == (WriteStrategy.TEMP_TABLE, True, 1)
+    assert (done.strategy, done.fell_back, writer_of(sink).strategies.conflicts) == (WriteStrategy.TEMP_TABLE, True, 1)
     assert len(ground.rows("id")) == 3 + MANY + 100
     assert write(ground, sink, *rows(5000, 5000 + MANY)).strategy is WriteStrategy.TEMP_TABLE
     assert write(ground, sink, *rows(7000, 7000 + MANY)).strategy is WriteStrategy.COPY
-    assert sink.strategies.used == {WriteStrategy.UNNEST: 1, WriteStrategy.COPY: 2, WriteStrategy.TEMP_TABLE: 2}
-    assert sink.strategies.current is WriteStrategy.COPY
+    assert writer_of(sink).strategies.used == {
+        WriteStrategy.UNNEST: 1,
+        WriteStrategy.COPY: 2,
+        WriteStrategy.TEMP_TABLE: 2,
+    }
+    assert writer_of(sink).strategies.current is WriteStrategy.COPY
 
 
 def test_an_event_reports_another_write_strategy(ground: Ground, group: str) -> None:
     sink = upsert(ground, "id int PRIMARY KEY, note text")
-    seen: list[events.WriteStrategyChanged] = []
-
-    def observe(event: events.Event) -> None:
-        if isinstance(event, events.WriteStrategyChanged):
-            seen.append(event)
-
     pipeline = Pipeline(group, topics=TOPIC, value=Json(Order), sinks=[sink])
     copied = events.WriteStrategyChanged(sink=repr(sink), strategy="copy", rows=MANY, conflicts=0)
     staged = events.WriteStrategyChanged(sink=repr(sink), strategy="temp_table", rows=MANY, conflicts=1)
-    log: list[RawRecord] = []
+    worker = Desk(ground.engine, ground.schema, pipeline)
     for start, after in ((0, [copied]), (MANY, [copied]), (0, [copied, staged]), (0, [copied, staged])):
-        log += orders(*[b'{"id": %d}' % n for n in range(start, start + MANY)], start=len(log))
-        ground.process(pipeline, *log, observe=(observe,))
-        assert seen == after
+        worker.apply(*[{"id": n} for n in range(start, start + MANY)])
+        assert [event for event in worker.seen if isinstance(event, events.WriteStrategyChanged)] == after
+    worker.committer.close()
 
 
 def test_an_update_that_repeats_another_unique_value_of_its_own_is_no_fault(ground: Ground) -> None:
@@ -511,7 +512,7 @@ def staging(one_connection: Ground, monkeypatch: pytest.MonkeyPatch) -> tuple[Gr
     """A sink that stages everything."""
     monkeypatch.setattr(roads, "SMALL", 0)
     sink = upsert(one_connection, columns=["id", "v"])
-    sink.strategies._wait = 10**9
+    writer_of(sink).strategies._wait = 10**9
     return one_connection, sink
 
 
@@ -558,10 +559,10 @@ def test_behind_a_pooler_nothing_is_left_in_the_session(staging: tuple[Ground, U
     with ground.engine.begin() as tx:
         tx.exec_driver_sql(f'SET LOCAL search_path = "{ground.schema}", pg_catalog')
         for v in ("b", "c"):
-            with sink.open(tx) as writer:
+            with writer_of(sink).open(tx) as writer:
                 writer.write([(1, v), (2, v)])
-    assert sink.strategies.last is not None
-    assert sink.strategies.last.pooled
+    assert writer_of(sink).strategies.last is not None
+    assert writer_of(sink).strategies.last.pooled
     assert ground.rows("id", "v") == [(1, "c"), (2, "c")]
     assert staged(ground, sink) is None
 
@@ -572,7 +573,7 @@ def test_a_table_that_is_altered_while_the_sink_runs_takes_what_it_takes_now(one
     sink = upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"])
     for few in (2, MANY):
         write(ground, sink, *[kv(n, n) for n in range(few)])
-        sink.strategies._wait = 10**9
+        writer_of(sink).strategies._wait = 10**9
         write(ground, sink, *[kv(n, n) for n in range(few)])
     ground.sql("ALTER TABLE t ALTER v TYPE bigint")
     write(ground, sink, kv(0, 2**40))

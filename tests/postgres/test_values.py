@@ -24,8 +24,9 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint import Append, Json, Pipeline, Text, Upsert
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.sinks.upsert import upsert as upsert_module
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
-from support.sink_tables import TOPIC, Ground, orders, with_enums, write_small
+from support.sink_tables import TOPIC, Ground, orders, with_enums, write_small, writer_of
 
 EAST = timezone(timedelta(hours=2))
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -202,7 +203,7 @@ class Forced(WriteStrategies):
 
 
 def by_append(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
-    with ground.engine.begin() as tx, Append(path, columns=["id", "v"], **options).open(tx) as writer:
+    with ground.engine.begin() as tx, Append(path, columns=["id", "v"], **options).writer().open(tx) as writer:
         writer.write([(1, value)])
 
 
@@ -212,7 +213,7 @@ def by_small_append(ground: Ground, path: tuple[str, str], options: Mapping[str,
 
 
 def by_arrow(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
-    with ground.engine.begin() as tx, AppendArrow(path, columns=["id", "v"], **options).open(tx) as writer:
+    with ground.engine.begin() as tx, AppendArrow(path, columns=["id", "v"], **options).writer().open(tx) as writer:
         writer.write([(1, value)])
 
 
@@ -220,8 +221,8 @@ def by_upsert(
     strategy: WriteStrategy, ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any
 ) -> None:
     sink: Upsert[Any, Any] = Upsert(path, key=["id"], columns=["id", "v"], **options)
-    sink.strategies = Forced(strategy)
-    with ground.engine.begin() as tx, sink.open(tx) as writer:
+    writer_of(sink).strategies = Forced(strategy)
+    with ground.engine.begin() as tx, writer_of(sink).open(tx) as writer:
         writer.write([(1, value)])
 
 
@@ -292,14 +293,14 @@ def extended(ground: Ground, column: str) -> str:
 @pytest.mark.parametrize("kind", ["Append", "Upsert", "Upsert of many", "AppendArrow"])
 @pytest.mark.parametrize(("column", "bad", "good"), ODD_INPUT, ids=[odd[0] for odd in ODD_INPUT])
 def test_a_lone_record_that_a_types_input_refuses_is_a_dead_letter(
-    ground: Ground, column: str, bad: str, good: str, kind: str
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, *, column: str, bad: str, good: str, kind: str
 ) -> None:
     """Alone, too, where no other record shows that the statement is right."""
     options: dict[str, Any] = {"columns": ["id", "v"], "row": lambda r: (r.offset, r.value)}
     path = ground.create(f"id int PRIMARY KEY, v {extended(ground, column)}")
     sink: Any = {"Append": Append, "AppendArrow": AppendArrow}.get(kind, partial(Upsert, key=["id"]))(path, **options)
     if kind == "Upsert of many":
-        sink.strategies = Forced(WriteStrategy.TEMP_TABLE)
+        monkeypatch.setattr(upsert_module, "WriteStrategies", partial(Forced, WriteStrategy.TEMP_TABLE))
     pipeline = Pipeline("g", topics=TOPIC, value=Text(), sinks=[sink], on_poison="dead_letter")
     for offset, text in enumerate((good, bad, good, bad)):
         done = ground.process(pipeline, *orders(text.encode(), start=offset))

@@ -33,7 +33,7 @@ from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.json_text import json_text
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 from seekpoint.testing import record
-from support.sink_tables import Ground, write_small
+from support.sink_tables import Ground, write_small, writer_of
 
 EXAMPLES = int(os.environ.get("SEEKPOINT_EXAMPLES", "0"))
 SHARDS = 4 if EXAMPLES else 1  # of a test, side by side
@@ -274,7 +274,7 @@ class Table:
             round=True,
             **options,
         )
-        sink.strategies = Forced(road)
+        writer_of(sink).strategies = Forced(road)
         return sink
 
     def create(self) -> None:
@@ -337,8 +337,8 @@ def images(ground: Ground, name: str) -> list[Any]:
 def write(ground: Ground, sink: Upsert, records: Sequence[AnyRecord]) -> Exception | None:
     """One transaction; returns what the server says of a row that it refuses."""
     try:
-        with ground.engine.begin() as tx, sink.open(tx) as writer:
-            writer.write([row for one in records for row in sink.rows(one)])
+        with ground.engine.begin() as tx, writer_of(sink).open(tx) as writer:
+            writer.write([row for one in records for row in writer_of(sink).rows(one)])
     except RowRefused as refused:
         return refused.cause
     return None
@@ -407,7 +407,7 @@ def by_model(ground: Ground, path: tuple[str, str], kinds: Sequence[str], rows: 
 
 
 def by_copy(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
-    with ground.engine.begin() as tx, Append(path, columns=columns, round=True).open(tx) as writer:
+    with ground.engine.begin() as tx, Append(path, columns=columns, round=True).writer().open(tx) as writer:
         writer.write(rows)
 
 
@@ -417,7 +417,7 @@ def by_few(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: 
 
 
 def by_arrow(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
-    with ground.engine.begin() as tx, AppendArrow(path, columns=columns, round=True).open(tx) as writer:
+    with ground.engine.begin() as tx, AppendArrow(path, columns=columns, round=True).writer().open(tx) as writer:
         writer.write(rows)
 
 

@@ -20,11 +20,12 @@ from seekpoint.records import Partition
 from seekpoint.sinks import Upsert
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.encoders import Unwritable
+from seekpoint.sinks.upsert.strategy import WriteStrategies
 from seekpoint.testing import kit, raw, record
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.open_batch import Buffer
 from support.round_trips import trips
-from support.sink_tables import TOPIC, Ground
+from support.sink_tables import TOPIC, Ground, writer_of
 
 WIDE = "new" * 50  # so that the driver sends its buffer, and the server looks at its own, before the COPY ends
 
@@ -52,7 +53,7 @@ def kv(n: int, v: Any) -> Any:
 
 
 def made(sink: Upsert, numbers: range, v: str = WIDE) -> list[Any]:
-    return [row for n in numbers for row in sink.rows(kv(n, v))]
+    return [row for n in numbers for row in writer_of(sink).rows(kv(n, v))]
 
 
 def new_rows(sink: Upsert) -> list[list[Any]]:
@@ -61,7 +62,7 @@ def new_rows(sink: Upsert) -> list[list[Any]]:
 
 
 def _write(ground: Ground, sink: Upsert, parts: Iterable[list[Any]]) -> None:
-    with ground.engine.begin() as tx, sink.open(tx) as writer:
+    with ground.engine.begin() as tx, writer_of(sink).open(tx) as writer:
         for part in parts:
             writer.write(part)
 
@@ -78,10 +79,10 @@ def one_old(ground: Ground, **options: Any) -> Upsert:
 def test_a_copy_that_is_given_up_logs_no_warning(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
     """The server has refused the update already; the rows are staged, and nothing is wrong."""
     sink = one_old(ground)
-    _write(ground, sink, [*new_rows(sink), list(sink.rows(record(None, key={"id": 5})))])
+    _write(ground, sink, [*new_rows(sink), list(writer_of(sink).rows(record(None, key={"id": 5})))])
     assert len(ground.rows("id")) == 1999, "a tombstone after an update"
-    assert sink.strategies.last is not None
-    assert sink.strategies.last.fell_back
+    assert writer_of(sink).strategies.last is not None
+    assert writer_of(sink).strategies.last.fell_back
     assert [one.getMessage() for one in caplog.records if one.name.startswith("psycopg")] == []
 
 
@@ -120,15 +121,25 @@ def test_an_update_is_not_blamed_for_what_ends_the_copy(ground: Ground, group: s
     assert (1, WIDE) in ground.rows("id", "v")
 
 
-def test_an_update_that_another_constraint_refuses_first(ground: Ground, group: str) -> None:
+def test_an_update_that_another_constraint_refuses_first(
+    ground: Ground, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server may ask an older exclusion constraint before it asks the key: the row is an update all the same."""
+    conflicts: list[int] = []
+
+    def note(self: WriteStrategies) -> None:
+        conflicts.append(1)
+        met(self)
+
+    met = WriteStrategies.met_a_conflict
+    monkeypatch.setattr(WriteStrategies, "met_a_conflict", note)
     path = ground.create("id int, v text, EXCLUDE USING btree (v WITH =)")
     ground.sql("ALTER TABLE t ADD PRIMARY KEY (id); INSERT INTO t VALUES (1, 'v1')")
     sink = Upsert(path, key=["id"], columns=["id", "v"])
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
     values = [b'{"id": %d, "v": "v%d"}' % (n, n) for n in range(1, 301)]
     done = ground.process(pipeline, *[raw(v, topic=TOPIC, offset=n) for n, v in enumerate(values)])
-    assert (done.dead_letters, done.stopped, sink.strategies.conflicts) == ((), {}, 1)
+    assert (done.dead_letters, done.stopped, conflicts) == ((), {}, [1])
     assert len(ground.rows("id")) == 300
 
 
@@ -232,8 +243,8 @@ def test_arrows_own_json_is_json_already(ground: Ground) -> None:
     path = ground.create("id int, v jsonb")
     column = pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.array(['{"a": [1.50]}'], pa.string()))
     sink = AppendArrow(path)
-    with ground.engine.begin() as tx, sink.open(tx) as writer:
-        writer.write(list(sink.rows(record(pa.table({"id": [1], "v": column})))))
+    with ground.engine.begin() as tx, writer_of(sink).open(tx) as writer:
+        writer.write(list(writer_of(sink).rows(record(pa.table({"id": [1], "v": column})))))
     assert ground.value("v::text") == '{"a": [1.50]}'
 
 
@@ -243,11 +254,11 @@ def test_types_are_asked_again_after_a_part_that_was_undone(ground: Ground) -> N
     sink, session = Append(path, columns=["o", "v"]), Session(ground.engine)
     with session.transaction() as tx:
         tx.savepoints.begin(keeps_locks=True)
-        with sink.open(tx) as writer:
+        with writer_of(sink).open(tx) as writer:
             writer.write([(0, "5")])
         tx.savepoints.undo()
         ground.sql("SET LOCAL lock_timeout = '5s'; ALTER TABLE t ALTER v TYPE jsonb USING to_jsonb(v)")
-        with sink.open(tx) as writer:
+        with writer_of(sink).open(tx) as writer:
             writer.write([(1, "5")])
     session.close()
     assert ground.value("""count(*) FILTER (WHERE o = 1 AND v::text = '"5"')""") == 1
@@ -261,7 +272,7 @@ def test_types_are_asked_once_while_their_lock_is_held(ground: Ground, *, keeps_
         tx.savepoints.begin(keeps_locks=keeps_locks)
         counts = []
         for o in range(3):
-            with trips(tx.driver) as counted, sink.open(tx) as writer:
+            with trips(tx.driver) as counted, writer_of(sink).open(tx) as writer:
                 writer.write([(o, "5")])
             counts.append(counted.count)
             tx.savepoints.keep() if o == 0 else tx.savepoints.undo()

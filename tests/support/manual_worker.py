@@ -11,6 +11,7 @@ from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.tables import admin_action, in_schema
 from seekpoint.pipeline.policy import Limits
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
@@ -51,7 +52,7 @@ class Bench:
         config = consumer_config({"bootstrap.servers": scene.broker, **QUICK}, group=scene.group)
         resources = Resources.of(make_consumer(config), config, ledger, self._announce)
         self.held = WorkerAssignment(resources, [topic], pipeline.start, None)
-        self._committer = Committer(ledger, pipeline, self.held, self._announce)
+        self._committer = Committer(ledger, PipelineWriters(pipeline), self.held, self._announce)
 
     def __enter__(self) -> Self:
         self.held.join()

@@ -14,6 +14,7 @@ from seekpoint import Text as Utf8
 from seekpoint.events import Announcer
 from seekpoint.ledger import Ledger
 from seekpoint.pipeline.policy import Limits
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition
 from seekpoint.testing import kit
 from seekpoint.worker.assignment.chunk import Chunk, Read
@@ -51,7 +52,7 @@ class Service:
             [at], {TOPIC: kit.topic_id(TOPIC)}, cluster_id=kit.CLUSTER, start=lambda _: {at: 0}
         ).granted
         hands = kit.FixedClaims(ledger, dict(claims))
-        committer = Committer(ledger, pipeline, hands, Announcer([self.seen.append]))
+        committer = Committer(ledger, PipelineWriters(pipeline), hands, Announcer([self.seen.append]))
         offset = claims[at].next_offset
         try:
             for values in batches:

@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import msgspec
 from psycopg.types.json import Jsonb
@@ -166,6 +167,14 @@ def stopped_at(done: Processed, partition: int, offset: int) -> PartitionStopped
     return stop
 
 
+_writers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def writer_of(sink: Any) -> Any:
+    """The sink's writer, always the same one: what a worker would have learned."""
+    return _writers.setdefault(sink, sink.writer())
+
+
 def write_small(ground: Ground, sink: Append[Any, Any], columns: Sequence[str], rows: Sequence[Any]) -> None:
     """Write the rows as a worker writes a small batch, on a connection that knows the table."""
     session = Session(ground.engine)
@@ -175,7 +184,7 @@ def write_small(ground: Ground, sink: Append[Any, Any], columns: Sequence[str], 
             types_now(tx.driver, sink.path)
             statements = insert_of_all(tx, sink.path, columns, rows, sink.conversions)
             if statements is None or not knows_plain_table(tx, sink.path):
-                with sink.open(tx) as writer:
+                with sink.writer().open(tx) as writer:
                     writer.write(rows)
             else:
                 round_trip(tx.driver, statements)

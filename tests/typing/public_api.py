@@ -38,7 +38,8 @@ from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.errors import PartitionStopped
 from seekpoint.events import Event
 from seekpoint.ledger import Claim, Claimed, Position
-from seekpoint.pipeline.sink import Handler, Row, Sink, Writer
+from seekpoint.pipeline.sink import Handler, Row, Sink, SinkWriter, Writer
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import RawRecord
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.testing import Processed, batch, process, raw, record
@@ -100,7 +101,17 @@ def row_of_text_key(record: Record[Order, str | None]) -> tuple[str | None]:
     return (record.key,)
 
 
-class OrderSink:
+class OrderWriter(SinkWriter[Order, Any]):
+    """A writer of one's own."""
+
+    def rows(self, record: Record[Order, Any]) -> Iterable[Row]:
+        return [(record.value.id,)]
+
+    def open(self, tx: Connection) -> AbstractContextManager[Writer]:
+        raise NotImplementedError
+
+
+class OrderSink(Sink[Order, Any]):
     """A sink of one's own, for records of one type."""
 
     @property
@@ -110,11 +121,8 @@ class OrderSink:
     def takes(self, topic: str) -> bool:
         return True
 
-    def rows(self, record: Record[Order, Any]) -> Iterable[Row]:
-        return [(record.value.id,)]
-
-    def open(self, tx: Connection) -> AbstractContextManager[Writer]:
-        raise NotImplementedError
+    def writer(self) -> OrderWriter:
+        return OrderWriter()
 
 
 def types_come_from_the_codecs() -> None:
@@ -205,7 +213,7 @@ def pipelines_of_any_type_run(engine: Engine, make: Callable[[], Pipeline]) -> N
     for pipeline in (declared, of_text, Orders("g"), make()):
         Worker(pipeline, engine=engine, kafka={})
         process(pipeline, engine, [raw(b"{}")])
-    assert_type(declared.decode(raw(b"{}")), Record[Order, bytes | None])
+    assert_type(PipelineWriters(declared).decode(raw(b"{}")), Record[Order, bytes | None])
 
 
 # -- everything else --------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from seekpoint.errors import PoisonStop
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits, Retry
+from seekpoint.pipeline.sink import Sink, SinkWriter
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
 from seekpoint.worker.apply import apply
@@ -96,7 +98,7 @@ def isolated(
 def in_parts(strides: Strides, pipeline: Pipeline, batch: OpenBatch, tx: Tx | None = None) -> int:
     """Apply a batch after its last try as a whole."""
     mode = Mode(attempt=TRIES + 1, is_bisecting=True)
-    return apply(tx or Tx(), pipeline, batch, mode, strides).applied  # type: ignore[arg-type]
+    return apply(tx or Tx(), PipelineWriters(pipeline), batch, mode, strides).applied  # type: ignore[arg-type]
 
 
 @given(
@@ -133,10 +135,10 @@ def test_in_parts_no_record_is_blamed_for_a_statement_of_before_an_alter() -> No
     batch = opened([record])
     pipeline = Pipeline("g", topics="t", value=Bytes(), handle=Handler({record.id: error}), on_poison="dead_letter")
     with pytest.raises(Failed) as failed:
-        apply(Tx(), pipeline, batch, Mode(is_bisecting=True), Strides())  # type: ignore[arg-type]
+        apply(Tx(), PipelineWriters(pipeline), batch, Mode(is_bisecting=True), Strides())  # type: ignore[arg-type]
     assert failed.value.is_of_before_alter
     assert not batch.outcome.dead_letters
-    apply(Tx(), pipeline, batch, Mode(attempt=2, is_bisecting=True), Strides())  # type: ignore[arg-type]
+    apply(Tx(), PipelineWriters(pipeline), batch, Mode(attempt=2, is_bisecting=True), Strides())  # type: ignore[arg-type]
     assert [aside.record.id for aside in batch.outcome.dead_letters] == [record.id]
 
 
@@ -318,11 +320,14 @@ def test_an_error_that_may_be_no_records_is_raised_where_no_other_record_is_appl
 def test_a_mistake_in_one_sink_is_no_records_because_another_sink_wrote() -> None:
     """Every row of the second sink is refused: that the first one takes them shows nothing."""
 
-    class Writes:
-        tables, writes_at_once = ("t",), False
+    class Writes(Sink, SinkWriter):
+        tables = ("t",)
 
         def __init__(self, error: Exception | None) -> None:
             self.error = error
+
+        def writer(self) -> Any:
+            return self
 
         def takes(self, topic: str) -> bool:
             return True

@@ -35,6 +35,7 @@ def test_a_whole_declaration_and_its_transform_load_neither_driver_nor_client() 
     code = """
 import msgspec
 from seekpoint import Append, Batch, Bytes, Json, Limits, Pipeline, Poison, Record, StartAt, Text
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import RawRecord
 
 class Order(msgspec.Struct):
@@ -42,8 +43,8 @@ class Order(msgspec.Struct):
 
 sink = Append("billing.orders", columns=["id"])
 pipeline = Pipeline("billing", topics="orders", value=Json(Order), key=Text(), sinks=[sink], start=StartAt.latest())
-record = pipeline.decode(RawRecord("orders", 0, 7, None, b"k", b'{"id": 5}'))
-assert list(sink.rows(record)) == [(5,)], record
+record = PipelineWriters(pipeline).decode(RawRecord("orders", 0, 7, None, b"k", b'{"id": 5}'))
+assert list(sink.writer().rows(record)) == [(5,)], record
 """
     assert loaded_by(code) == set()
 
@@ -59,7 +60,7 @@ pipeline = Pipeline("readings", topics="readings", value=Arrow(), sinks=[sink])
     transform = """
 import pyarrow as pa
 from seekpoint import Record
-(row,) = sink.rows(Record("readings", 0, 7, None, None, pa.table({"id": [1, 2]})))
+(row,) = sink.writer().rows(Record("readings", 0, 7, None, None, pa.table({"id": [1, 2]})))
 assert row[0].column_names == ["id", "t", "p", "o"]
 """
     assert loaded_by(code) == set()

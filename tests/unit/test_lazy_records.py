@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from seekpoint import Append, Bytes, Json, Pipeline, Text
 from seekpoint.kafka.client import lazy_records, raw_record, readable
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import LazyRecords, Partition, RawRecord
 
 some_bytes = st.none() | st.binary(max_size=8)
@@ -156,11 +157,11 @@ CODECS = [Json(), Json(int), Json(tombstones=True), Text(), Bytes(), Bytes(tombs
 def test_many_values_are_decoded_as_each_one_is(codec: Any, values: list[bytes | None]) -> None:
     """Two values are never taken for one, nor one for two: b"1,2" is no JSON, whatever is around it."""
     records = [RawRecord("t", 0, n, None, None, value) for n, value in enumerate(values)]
-    pipeline = Pipeline("g", topics="t", value=codec, sinks=[Append("t", columns=["v"])])
+    writers = PipelineWriters(Pipeline("g", topics="t", value=codec, sinks=[Append("t", columns=["v"])]))
 
     def outcome(given_: Any) -> object:
         try:
-            return pipeline.values(given_)
+            return writers.values(given_)
         except Exception as error:  # noqa: BLE001 -- whatever a codec raises
             return type(error)
 
@@ -173,9 +174,9 @@ def test_many_values_are_decoded_as_each_one_is(codec: Any, values: list[bytes |
 
 
 def test_each_topic_has_its_own_codec() -> None:
-    pipeline = Pipeline("g", topics={"a": Json(), "b": Text()}, sinks=[Append("t", columns=["v"])])
+    writers = PipelineWriters(Pipeline("g", topics={"a": Json(), "b": Text()}, sinks=[Append("t", columns=["v"])]))
     records = [RawRecord(topic, 0, 0, None, None, b"1") for topic in ("a", "b")]
-    assert pipeline.values(
+    assert writers.values(
         LazyRecords([b"1", b"1"], [0, 1], lambda: records, topic=None, partitions=[0, 0], size=2)
     ) == [1, "1"]
-    assert pipeline.values(LazyRecords([b"1"], [1], lambda: records[1:], topic="b", partitions=[0], size=1)) == ["1"]
+    assert writers.values(LazyRecords([b"1"], [1], lambda: records[1:], topic="b", partitions=[0], size=1)) == ["1"]

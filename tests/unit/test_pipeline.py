@@ -13,7 +13,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text, Upsert
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import _Options
-from seekpoint.pipeline.sink import RowRefused, Sink, ValueSink
+from seekpoint.pipeline.sink import RowRefused, Sink
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Record
 from seekpoint.testing import raw
 
@@ -98,9 +99,10 @@ def test_each_topic_may_have_a_codec_of_its_own() -> None:
     assert pipeline.topics == ("a", "b")
     headers = (("h", b"1"), ("h", None))
     one = raw(b"5", topic="a", partition=3, offset=9, key=b"k", headers=headers, leader_epoch=2)
-    assert pipeline.decode(one) == Record("a", 3, 9, None, "k", 5, headers, 2)
-    assert pipeline.decode(raw(b"5", topic="b")).value == "5"
-    assert pipeline.values([one, raw(b"x", topic="b")]) == [5, "x"]
+    writers = PipelineWriters(pipeline)
+    assert writers.decode(one) == Record("a", 3, 9, None, "k", 5, headers, 2)
+    assert writers.decode(raw(b"5", topic="b")).value == "5"
+    assert writers.values([one, raw(b"x", topic="b")]) == [5, "x"]
 
 
 def test_tables_are_those_of_sinks_and_handler() -> None:
@@ -136,7 +138,6 @@ def test_any_name_without_nul_is_a_groups(name: str) -> None:
 
 def test_append_is_a_sink() -> None:
     assert isinstance(Append("t"), Sink)
-    assert isinstance(Append("t"), ValueSink)
 
 
 # -- what it refuses ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 
 from seekpoint import Append, Limits, Pipeline
 from seekpoint.events import Announcer
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import LazyRecords, Partition, RawRecord
 from seekpoint.worker.assignment import Chunk
 from seekpoint.worker.assignment.kept import KeptChunks
@@ -190,14 +191,14 @@ def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatc
         raise SystemExit(3)
 
     sink: Append[int, Any] = Append("t", columns=["v"])
-    pipeline = Pipeline("g", topics="t", value=codec, sinks=[sink])
+    writers = PipelineWriters(Pipeline("g", topics="t", value=codec, sinks=[sink]))
     records = LazyRecords([b"1"], [0], list, topic="t", partitions=[0], size=1)
     with pytest.raises(SystemExit):
-        pipeline.prepare(records)
+        writers.prepare(records)
     assert calls
     assignment = Ahead()
     kept: list[Chunk[Any]] = []
-    made = ahead(assignment, threading.Event(), pipeline)
+    made = ahead(assignment, threading.Event(), writers)
     monkeypatch.setattr(made, "_readable", lambda new: Chunk(records, {}))
     monkeypatch.setattr(assignment, "keep", kept.append, raising=False)
     assert not made.read_ahead()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.pipeline.sink import Row, Sink, ValueSink
+from seekpoint.pipeline.sink import Row, Sink
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.dedupe import Column, Deleted, Offsets, Target, dedupe
 from seekpoint.sinks.upsert.strategy import LONGEST, SMALL, WriteStrategies, WriteStrategy, Wrote
@@ -62,7 +62,6 @@ def test_a_declaration_that_contradicts_itself_is_refused(options: dict[str, Any
 def test_it_is_a_sink_that_can_make_rows_of_values_and_says_whether_it_is_guarded() -> None:
     sink = Upsert("s.t", key=["id"])
     assert isinstance(sink, Sink)
-    assert isinstance(sink, ValueSink)
     assert (sink.tables, repr(sink), sink.guarded) == (("s.t",), "Upsert('s.t')", False)
     assert Upsert("t", key=["id"], order_by="at").guarded
     assert Upsert("t", key=["id"], offset_column="o").guarded
@@ -70,7 +69,7 @@ def test_it_is_a_sink_that_can_make_rows_of_values_and_says_whether_it_is_guarde
 
 def test_the_key_of_a_struct_is_checked_at_the_first_row() -> None:
     with pytest.raises(ConfigError, match="the rows have no nope; their columns are id, note"):
-        Upsert("t", key=["nope"]).value_rows([Order(1)])
+        Upsert("t", key=["nope"]).writer().value_rows([Order(1)])
 
 
 # -- rows ---------------------------------------------------------------------------------------------------
@@ -79,11 +78,13 @@ def test_the_key_of_a_struct_is_checked_at_the_first_row() -> None:
 def test_provenance_comes_after_the_rows_columns_in_both_sinks() -> None:
     made = record(Order(1, "n"), topic="t", partition=3, offset=9)
     for sink in (Append("t", provenance=("t", "p", "o")), Upsert("t", key=["id"], provenance=("t", "p", "o"))):
-        assert list(sink.rows(made)) == [(1, "n", "t", 3, 9)]
-        assert sink.written == ("id", "note", "t", "p", "o")
-        assert sink.value_rows([made.value]) is None, "the whole record is needed"
+        writer: Any = sink.writer()
+        assert list(writer.rows(made)) == [(1, "n", "t", 3, 9)]
+        assert writer.written == ("id", "note", "t", "p", "o")
+        assert writer.value_rows([made.value]) is None, "the whole record is needed"
+        assert sink.written is None
     alone = Append("t", provenance={"offset": "o"})
-    assert list(alone.rows(made)) == [(1, "n", 9)]
+    assert list(alone.writer().rows(made)) == [(1, "n", 9)]
 
 
 @pytest.mark.parametrize("made", [Order(1), OrderKey(1), {"id": 1}])
@@ -91,15 +92,15 @@ def test_provenance_comes_after_the_rows_columns_in_both_sinks() -> None:
 def test_rows_that_makes_one_row_instead_of_a_list_is_the_programs_mistake(sink: Any, made: Any) -> None:
     options = {"key": ["id"]} if sink is Upsert else {}
     with pytest.raises(ConfigError, match=rf"rows= makes a list of rows, and has returned one {type(made).__name__}"):
-        list(sink("t", columns=["id"], rows=lambda r: made, **options).rows(record(1)))
+        list(sink("t", columns=["id"], rows=lambda r: made, **options).writer().rows(record(1)))
 
 
 @pytest.mark.parametrize("value", [{"id": None, "at": 1}, {"id": 1, "at": None}])
 def test_a_null_in_key_or_order_is_poison(value: dict[str, Any]) -> None:
     sink = Upsert("t", key=["id"], columns=["id", "at"], order_by="at")
-    assert sink.value_rows([{"id": 1, "at": 1}, value]) is None, "one by one, so that the record is named"
+    assert sink.writer().value_rows([{"id": 1, "at": 1}, value]) is None, "one by one, so that the record is named"
     with pytest.raises(Poison, match="is null, and without it no row is found"):
-        list(sink.rows(record(value)))
+        list(sink.writer().rows(record(value)))
 
 
 @pytest.mark.parametrize(
@@ -117,16 +118,16 @@ def test_a_null_in_key_or_order_is_poison(value: dict[str, Any]) -> None:
 )
 def test_where_the_key_of_a_tombstone_comes_from(key: Any, more: dict[str, Any]) -> None:
     sink = Upsert("t", key=["id"], **more)
-    (gone,) = sink.rows(record(None, key=key))
+    (gone,) = sink.writer().rows(record(None, key=key))
     assert type(gone) is Deleted
     assert gone == (7,)
 
 
 def test_a_tombstone_carries_what_says_whether_it_is_newer() -> None:
     ordered = Upsert("t", key=["id"], order_by="at", tombstone_key=lambda r: (r.key, r.offset * 10))
-    assert list(ordered.rows(record(None, key=1, offset=4))) == [(1, 40)]
+    assert list(ordered.writer().rows(record(None, key=1, offset=4))) == [(1, 40)]
     counted = Upsert("t", key=["id"], offset_column="o", provenance=("t", "p", "o"))
-    assert list(counted.rows(record(None, key=1, offset=4, partition=2, topic="x"))) == [(1, 4, 2, "x")]
+    assert list(counted.writer().rows(record(None, key=1, offset=4, partition=2, topic="x"))) == [(1, 4, 2, "x")]
     assert counted.target.deletes == ("id", "o", "p", "t")
 
 
@@ -142,17 +143,17 @@ def test_a_tombstone_carries_what_says_whether_it_is_newer() -> None:
 )
 def test_a_tombstone_that_names_no_row(key: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        list(Upsert("t", key=["id"]).rows(record(None, key=key)))
+        list(Upsert("t", key=["id"]).writer().rows(record(None, key=key)))
 
 
 def test_one_value_is_not_taken_for_two_columns() -> None:
     with pytest.raises(Poison, match="does not name a, b; say with tombstone_key="):
-        list(Upsert("t", key=["a", "b"]).rows(record(None, key=7)))
+        list(Upsert("t", key=["a", "b"]).writer().rows(record(None, key=7)))
 
 
 def test_tombstones_go_to_row_where_they_delete_nothing() -> None:
     sink = Upsert("t", key=["id"], tombstone=None, columns=["id", "gone"], row=lambda r: (r.key, r.value is None))
-    assert list(sink.rows(record(None, key=1))) == [(1, True)]
+    assert list(sink.writer().rows(record(None, key=1))) == [(1, True)]
 
 
 # -- dedupe by key ------------------------------------------------------------------------------------------

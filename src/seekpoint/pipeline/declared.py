@@ -37,8 +37,8 @@ def _of_topic(pipeline: Pipeline, topic: str, read_uncommitted: bool) -> dict[st
 
 def _sink(sink: Sink) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": type(sink).__name__, "tables": list(sink.tables)}
-    if (guarded := getattr(sink, "guarded", None)) is not None:
-        found |= {"key": list(getattr(sink, "key", ())), "guarded": bool(guarded)}
+    if sink.guarded is not None:
+        found |= {"key": list(sink.key), "guarded": sink.guarded}
     return found
 
 
@@ -53,8 +53,7 @@ def _weakens(pipeline: Pipeline, sinks: list[Sink], read_uncommitted: bool) -> I
     if pipeline.handle is not None:
         yield "what the handler does outside its transaction may happen more than once"
     for sink in sinks:
-        guarded = getattr(sink, "guarded", None)
-        if guarded is None:
+        if sink.guarded is None:
             yield f"records that are read again after a backward reset are written twice: {', '.join(sink.tables)}"
-        elif not guarded:
+        elif not sink.guarded:
             yield f"a backward reset overwrites newer rows until they are read again: {', '.join(sink.tables)}"

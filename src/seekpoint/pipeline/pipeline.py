@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from types import FunctionType
 from typing import Any, Generic, Literal, Never, TypedDict, Unpack, overload
@@ -17,16 +16,12 @@ from typing import Any, Generic, Literal, Never, TypedDict, Unpack, overload
 from sqlalchemy import Connection
 from typing_extensions import TypeVar
 
-from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_decoder
-from seekpoint.errors import CodecUnavailable, ConfigError
+from seekpoint.codecs import Bytes, Codec, key_decoder, value_decoder
+from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
-from seekpoint.pipeline.sink import CheckedSink, Handler, K, Row, Sink, V, ValueSink
+from seekpoint.pipeline.sink import Handler, K, Sink, V
 from seekpoint.pipeline.table_path import TableName, table_path
 from seekpoint.pipeline.written_tables import Translation, translated, with_schemas
-from seekpoint.records import LazyRecords, RawRecord, Record
-
-# What ends the process. Other BaseExceptions are a record's: a panic in Rust, a cancelled task.
-PROCESS_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 T = TypeVar("T")
 
@@ -156,10 +151,6 @@ class Pipeline(Generic[V, K]):
         self.keep_key_order = bool(keep_key_order)
         self._check()
         self._require_key_order(keep_key_order)
-        self._values = {topic: value_decoder(codec) for topic, codec in self.codecs.items()}
-        self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in self.codecs.items()}
-        self._key = key_decoder(key)
-        self.by_value = self.only_by_value()
 
     def __repr__(self) -> str:
         return f"Pipeline({self.group!r}, topics={list(self.codecs)})"
@@ -186,57 +177,6 @@ class Pipeline(Generic[V, K]):
             for topic in self.topics
         }
 
-    def decode(self, raw: RawRecord) -> Record[V, K | None]:
-        """A record with key and value decoded; raises what the codecs raise."""
-        return Record(
-            raw.topic,
-            raw.partition,
-            raw.offset,
-            raw.timestamp_ms,
-            self._key(raw),
-            self._values[raw.topic](raw),
-            raw.headers,
-            raw.leader_epoch,
-        )
-
-    def values(self, raw: Sequence[RawRecord]) -> list[V]:
-        """The decoded values of many records; raises what a codec raises."""
-        if isinstance(raw, LazyRecords) and raw.topic is not None:
-            plain, values = self._plain[raw.topic], raw.values
-            if plain is not None and all(values):  # no null among them; nor an empty one, which is rare
-                return list(map(plain, values))
-        decoders = self._values
-        return [decoders[one.topic](one) for one in raw]
-
-    def streamed_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
-        """As ``rows_at_once``; once the rows that ``prepare`` made of these records."""
-        if isinstance(raw, LazyRecords) and raw.rows is not None:
-            prepared, raw.rows = raw.rows, None  # frees them when they are written
-            return prepared
-        return self.rows_at_once(raw)
-
-    def prepare(self, raw: Sequence[RawRecord]) -> None:
-        """Make the rows that ``streamed_rows`` will return. Errors are left to it: the records are not applied yet.
-
-        Raises what ends the process: a signal's handler may raise it here, and it is raised once.
-        """
-        if isinstance(raw, LazyRecords):
-            with suppress(Exception):
-                raw.rows = self.streamed_rows(raw)
-
-    def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
-        """One row per record of a chunk, from the values alone; None where records must be decoded one by one."""
-        sink = self.by_value
-        if sink is None:
-            return None
-        try:
-            values = self.values(raw)
-            return sink.value_rows(values)
-        except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
-            raise
-        except BaseException:  # noqa: BLE001 -- found again, with its record, one by one
-            return None
-
     def check_tables(self, tx: Connection) -> tuple[str, ...]:
         """Check that the sinks' tables take their rows; returns all tables that are written, each with its schema.
 
@@ -245,8 +185,7 @@ class Pipeline(Generic[V, K]):
         that the handler needs are not known.
         """
         for sink in self.sinks:
-            if isinstance(sink, CheckedSink):
-                sink.check(tx, self.codecs_of(sink))
+            sink.check(tx, self.codecs_of(sink))
         return tuple(sorted({*self.sinks_tables(tx).values(), *self.handlers_tables(tx).values()}))
 
     def sinks_tables(self, tx: Connection) -> dict[str, str]:
@@ -277,13 +216,6 @@ class Pipeline(Generic[V, K]):
         """The codecs of this sink's topics."""
         return [codec for topic, codec in self.codecs.items() if sink.takes(topic)]
 
-    def only_by_value(self) -> ValueSink | None:
-        """The only sink, where there is no handler, it takes every topic, and keys need no decoding; else None."""
-        sink = self.sinks[0] if self.handle is None and len(self.sinks) == 1 else None
-        is_bytes = isinstance(self.key, Bytes)  # other keys may be undecodable
-        is_all = isinstance(sink, ValueSink) and is_bytes and all(map(sink.takes, self.codecs))
-        return sink if isinstance(sink, ValueSink) and is_all else None
-
     def _check(self) -> None:
         if not self.sinks and self.handle is None:
             raise ConfigError(f"{self!r} does nothing: give it sinks=[...] or handle=...")
@@ -306,7 +238,10 @@ class Pipeline(Generic[V, K]):
         self._check_failing()
 
     def _check_failing(self) -> None:
-        """The parameters about records that fail, and ``delay``."""
+        """The codecs, the parameters about records that fail, and ``delay``."""
+        key_decoder(self.key)  # raises ConfigError for what is no codec
+        for codec in self.codecs.values():
+            value_decoder(codec)
         for name, kind in (("retry", Retry), ("dead_letter_limits", DeadLetterLimits)):
             if not _is(getattr(self, name), kind):
                 raise ConfigError(
@@ -325,7 +260,7 @@ class Pipeline(Generic[V, K]):
 
         Raises ConfigError for a declaration that it shall not be kept there.
         """
-        unguarded = [sink for sink in self.sinks if not getattr(sink, "guarded", True)]
+        unguarded = [sink for sink in self.sinks if sink.guarded is False]
         if self.on_poison is not OnPoison.DEAD_LETTER or not unguarded:
             return
         if declared is False:

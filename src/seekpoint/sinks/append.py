@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import Connection
 
-from seekpoint.pipeline.sink import K_contra, V_contra, Writer
+from seekpoint.pipeline.sink import K_contra, Row, SinkWriter, V_contra, Writer
 from seekpoint.sinks.base import TableSink
+from seekpoint.sinks.table_writer import TableWriter
 
 
 class Append(TableSink[V_contra, K_contra]):
@@ -30,13 +32,34 @@ class Append(TableSink[V_contra, K_contra]):
     database's own defaults fill the columns that are not named.
     """
 
+    def writer(self) -> SinkWriter[V_contra, K_contra]:
+        """What a worker writes its rows with."""
+        return AppendWriter(self)
+
+
+class AppendWriter(TableWriter[Append[Any, Any]]):
+    """One worker's writer of ``Append``: no statement of it releases a lock, but a subclass may have others."""
+
+    def __init__(self, sink: Append[Any, Any]) -> None:
+        super().__init__(sink)
+        self.keeps_locks = type(sink) is Append
+
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Open the COPY when the first row comes: only then are the columns of Structs known."""
-        from seekpoint.sinks.copy import open_copy  # noqa: PLC0415 -- a declaration needs no database driver
+        from seekpoint.sinks.copy import open_copy  # noqa: PLC0415 -- rows are made without a database driver
         from seekpoint.sinks.target_table import recalled, rerun_if_changed  # noqa: PLC0415
 
-        with rerun_if_changed(tx, self.path):
-            secured = recalled(tx, self.path).is_secured
-            with open_copy(tx, self.path, lambda: self.written, allowed=self.conversions, by_insert=secured) as writer:
+        path, allowed = self._sink.path, self._sink.conversions
+        with rerun_if_changed(tx, path):
+            secured = recalled(tx, path).is_secured
+            with open_copy(tx, path, lambda: self.written, allowed=allowed, by_insert=secured) as writer:
                 yield writer
+
+    def statements(self, tx: Connection) -> Callable[[Sequence[Row]], Sequence[Any] | None] | None:
+        """Makes one INSERT of few rows, where the session knows the table; None where COPY has to write them."""
+        from seekpoint.sinks.small_append import insert_of_all, knows_plain_table  # noqa: PLC0415 -- as above
+
+        if not knows_plain_table(tx, self._sink.path):
+            return None
+        return lambda rows: insert_of_all(tx, self._sink.path, self.written, rows, self._sink.conversions)

@@ -10,14 +10,14 @@ from functools import lru_cache
 from typing import Any
 
 import psycopg
+from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row
-from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.round_trip import Statement, array, numbered
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.column_types import SAME_TYPES, types_recalled
 from seekpoint.sinks.conversions import EXACT, Conversions
-from seekpoint.sinks.copy import flat_texts
+from seekpoint.sinks.copy import driver_of, flat_texts
 from seekpoint.sinks.insert import PARAMETERS, ROWS, insert
 from seekpoint.sinks.target_table import found_before
 
@@ -31,12 +31,12 @@ def _check_parameters(path: Sequence[str], names: Sequence[str], declared: Mappi
     return [[declared[name] for name in by_name], quoted(*path), by_name]
 
 
-def knows_plain_table(tx: HandlerConnection, path: Sequence[str]) -> bool:
+def knows_plain_table(tx: Connection, path: Sequence[str]) -> bool:
     """Whether this session knows the table, and that INSERT and COPY do alike there; nothing is asked.
 
     False where the application's own class of cursors is to see each statement.
     """
-    driver = tx.driver
+    driver = driver_of(tx)
     if driver.cursor_factory is not psycopg.Cursor or not psycopg.Pipeline.is_supported():
         return False
     found, types = found_before(driver, path), types_recalled(driver, path)
@@ -44,7 +44,7 @@ def knows_plain_table(tx: HandlerConnection, path: Sequence[str]) -> bool:
 
 
 def insert_of_all(
-    tx: HandlerConnection,
+    tx: Connection,
     path: Sequence[str],
     columns: Sequence[str] | None,
     rows: Sequence[Row],
@@ -56,7 +56,7 @@ def insert_of_all(
     """
     if not rows:
         return []
-    driver = tx.driver
+    driver = driver_of(tx)
     types = types_recalled(driver, path)
     if types is None or not columns or not types.declared.keys() >= set(columns):
         return None

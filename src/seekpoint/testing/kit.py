@@ -21,6 +21,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.engine import first_connection, schema_translation
 from seekpoint.records import EPOCH, LazyRecords, Partition, RawRecord, Record, Span
 from seekpoint.worker.assignment.backlog import RetryLater
@@ -192,7 +193,7 @@ def _commit(
     if not len(chunk):
         return Processed()
     seen, held = _Seen(), FixedClaims(ledger, claims)
-    committer = Committer(ledger, pipeline, held, Announcer((seen, *observe)))
+    committer = Committer(ledger, PipelineWriters(pipeline), held, Announcer((seen, *observe)))
     try:
         committer.commit(OpenBatch(Buffer(chunk, lambda: None, _known, Limits())))
     finally:

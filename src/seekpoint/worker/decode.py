@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from seekpoint.codecs.json import explained
 from seekpoint.errors import CodecUnavailable, ConfigError
-from seekpoint.pipeline.pipeline import PROCESS_EXITS, Pipeline
 from seekpoint.pipeline.sink import Row
+from seekpoint.pipeline.writers import PROCESS_EXITS, PipelineWriters
 from seekpoint.records import AnyRecord, Cause, Partition, RawRecord
 from seekpoint.worker.failed import Failed
 from seekpoint.worker.failure_policy import fail
@@ -32,7 +32,7 @@ class DecodedRecord(NamedTuple):
 DecodedChunk = tuple[Sequence[RawRecord], Sequence[Row] | None, Sequence[DecodedRecord]]
 
 
-def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | None = None) -> DecodedRecord:
+def decode_record(writers: PipelineWriters, raw: RawRecord, unreadable: Exception | None = None) -> DecodedRecord:
     """One record, decoded, with its rows for each sink; ``unreadable`` is what the client said of it.
 
     Raises Failed where the record is at fault: that is, by whatever a codec or ``row=`` raises.
@@ -41,9 +41,9 @@ def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | No
     try:
         if unreadable is not None:
             raise unreadable
-        record = pipeline.decode(raw)
+        record = writers.decode(raw)
         cause = Cause.ROW
-        rows: list[Rows] = [tuple(s.rows(record)) if s.takes(raw.topic) else () for s in pipeline.sinks]
+        rows = writers.rows(record)
     except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
         raise
     except BaseException as error:
@@ -52,7 +52,7 @@ def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | No
 
 
 def decode_each(
-    pipeline: Pipeline,
+    writers: PipelineWriters,
     raw: Sequence[RawRecord],
     batch: OpenBatch,
     admitted: Callable[[Sequence[RawRecord]], Iterable[RawRecord]],
@@ -62,22 +62,22 @@ def decode_each(
     for one in admitted(raw):
         unread = unreadable.get((Partition(one.topic, one.partition), one.offset)) if unreadable else None
         try:
-            decoded = decode_record(pipeline, one, unread)
+            decoded = decode_record(writers, one, unread)
         except Failed as failed:
-            fail(pipeline, batch.outcome, one, failed.error, failed.cause)
+            fail(writers.pipeline, batch.outcome, one, failed.error, failed.cause)
         else:
             yield decoded
 
 
 def decoded_chunks(
-    pipeline: Pipeline,
+    writers: PipelineWriters,
     chunks: Iterable[Sequence[RawRecord]],
     batch: OpenBatch,
     rows_of: Callable[[Sequence[RawRecord]], Sequence[Row] | None],
 ) -> Iterator[DecodedChunk]:
     """Each chunk, decoded: its rows at once, where values alone make them; else its records, one by one."""
     for raw in chunks:
-        each = decode_each(pipeline, raw, batch, batch.admitted)  # begins where its records are asked for
+        each = decode_each(writers, raw, batch, batch.admitted)  # begins where its records are asked for
         rows = None if batch.buffer.unreadable else rows_of(raw)
         yield raw, rows, [] if rows is not None else [*each]
 

@@ -24,6 +24,7 @@ from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.ledger import Ledger
 from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import RawRecord
@@ -207,13 +208,14 @@ class Loop:
         )
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         self._heartbeat = Heartbeat(self._assignment.client, max_poll, self._limits.transaction_age, self._announce)
+        writers = PipelineWriters(pipeline)
         self._reader = Reader(
-            pipeline, self._limits, self._assignment, self._announce, self._stopwatch, is_ending=self._stopping.is_set
+            writers, self._limits, self._assignment, self._announce, self._stopwatch, is_ending=self._stopping.is_set
         )
         self._size = BatchSize(self._limits, adapts=pipeline.handle is not None)
         self._committer = Committer(
             self._ledger,
-            pipeline,
+            writers,
             self._assignment,
             self._announce,
             stopwatch=self._stopwatch,

@@ -11,7 +11,7 @@ from operator import add
 
 from sqlalchemy import text
 
-from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault, driver_error, fault_of, may_be_one_records, sqlstate
 from seekpoint.records import Cause, Partition, RawRecord, Span, add_note
@@ -32,7 +32,7 @@ PROBES = {Fault.PROGRAM: 32, Fault.TRANSIENT: 3}  # records tried for one that i
 
 def apply_parts(
     tx: HandlerConnection,
-    pipeline: Pipeline,
+    writers: PipelineWriters,
     records: Sequence[DecodedRecord],
     batch: OpenBatch,
     mode: Mode,
@@ -47,7 +47,7 @@ def apply_parts(
     release one.
     """
     tx.savepoints.begin(keeps_locks=keeps_locks)
-    parts, failed = Parts(tx, pipeline, records, batch, mode), mode.failed
+    parts, failed = Parts(tx, writers, records, batch, mode), mode.failed
     known = None if failed is None else PartFailure(failed, (), failed.is_timeout, failed.waited)
     for found in bisect(len(records), parts.run, strides, parts.admitted, known):
         parts.decide([records[n].raw for n in found.indexes], found.error)
@@ -87,14 +87,15 @@ class Parts:
     def __init__(
         self,
         tx: HandlerConnection,
-        pipeline: Pipeline,
+        writers: PipelineWriters,
         records: Sequence[DecodedRecord],
         batch: OpenBatch,
         mode: Mode,
     ) -> None:
-        self._tx, self._pipeline, self._records, self._batch, self._mode = tx, pipeline, records, batch, mode
+        self._tx, self._writers, self._records, self._batch, self._mode = tx, writers, records, batch, mode
+        self._pipeline = writers.pipeline
         self.applied = 0
-        self.rows = [0] * len(pipeline.sinks)
+        self.rows = [0] * len(writers.sinks)
         self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: one was applied
 
     def admitted(self, part: range, again: bool) -> Sequence[int]:
@@ -127,7 +128,7 @@ class Parts:
         return PartFailure(failed, tuple(at[raw.id] for raw in failed.named), failed.is_timeout, failed.waited)
 
     def _write(self, part: Sequence[DecodedRecord]) -> Sequence[int]:
-        counts = write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
+        counts = write(self._tx, self._writers, part, part_spans(part) if self._pipeline.handle is not None else ())
         if self._mode.checks_deferred:
             check_deferred(self._tx)
         return counts

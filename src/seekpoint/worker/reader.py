@@ -8,8 +8,8 @@ from typing import Any
 from seekpoint import events
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import lazy_records
-from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition, RawRecord
 from seekpoint.worker.assignment import Chunk, WorkerAssignment
 from seekpoint.worker.open_batch import CHUNK
@@ -25,7 +25,7 @@ class Reader:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        writers: PipelineWriters,
         limits: Limits,
         assignment: WorkerAssignment,
         announce: Announcer,
@@ -33,7 +33,7 @@ class Reader:
         *,
         is_ending: Callable[[], bool],
     ) -> None:
-        self._pipeline, self._limits, self._assignment = pipeline, limits, assignment
+        self._writers, self._limits, self._assignment = writers, limits, assignment
         self._announce, self._stopwatch, self._is_ending = announce, stopwatch, is_ending
         self._due_first = False  # whether a single free place in a batch is a due record's
         self._has_more = False  # the client's last answer was full
@@ -89,7 +89,7 @@ class Reader:
         self._assignment.keep(chunk)
         try:
             with self._stopwatch:
-                self._pipeline.prepare(chunk.messages)
+                self._writers.prepare(chunk.messages)
         except SystemExit as error:  # raised when the transaction that waits has ended
             self._failed = error
             return False

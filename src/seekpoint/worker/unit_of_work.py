@@ -18,11 +18,10 @@ from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Attempt, Claim, Expected, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.session import CommitUnanswered, ConnectionSocket, Session, raised_by
 from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
-from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.apply import SmallBatch, apply, small_batch
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.batch_size import BatchSize, ended_by_age
@@ -79,7 +78,7 @@ class Committer:
     def __init__(
         self,
         ledger: Ledger,
-        pipeline: Pipeline,
+        writers: PipelineWriters,
         owner: PartitionOwner,
         announce: Announcer,
         *,
@@ -91,7 +90,8 @@ class Committer:
         self._size = size or BatchSize(ledger.limits, adapts=False)
         self._open: tuple[float, OpenBatch] | None = None  # the batch in hand, and since when
         self._began = 0.0  # when the attempt in hand began
-        self._ledger, self._pipeline, self._owner, self._announce = ledger, pipeline, owner, announce
+        self._ledger, self._writers, self._owner, self._announce = ledger, writers, owner, announce
+        self._pipeline = pipeline = writers.pipeline
         self._tracer = tracer
         self._stopwatch = stopwatch or Stopwatch()
         self._session = Session(
@@ -102,7 +102,6 @@ class Committer:
         self._dead_letters = DeadLetters(ledger)
         self._strides = Strides()
         self._limits = DeadLetterLimitCheck(pipeline.dead_letter_limits)
-        self._upserts = [sink for sink in pipeline.sinks if isinstance(sink, Upsert)]
 
     def close(self) -> None:
         """Give the connection back."""
@@ -185,15 +184,15 @@ class Committer:
         self._announce(self._committed(result, seconds))
         if self._session.changed:
             self._announce(events.SessionReplaced(group=self._pipeline.group, changed=self._session.changed))
-        for sink in self._upserts:
-            if (changed := sink.strategy_changed()) is not None:
+        for writer in self._writers.sinks:
+            if (changed := writer.strategy_changed()) is not None:
                 self._announce(changed)
         self._announce_dead_letters(result)
         return result
 
     def _small_batch(self, tx: HandlerConnection, batch: OpenBatch, mode: Mode) -> SmallBatch | None:
         with self._stopwatch:
-            return small_batch(tx, self._pipeline, batch, mode)
+            return small_batch(tx, self._writers, batch, mode)
 
     def _step_by_step(
         self, tx: HandlerConnection, batch: OpenBatch, mode: Mode
@@ -208,7 +207,7 @@ class Committer:
             result, rows = small
         else:
             with self._stopwatch:
-                result, rows = apply(tx, self._pipeline, batch, mode, self._strides), ()
+                result, rows = apply(tx, self._writers, batch, mode, self._strides), ()
         self._announce(events.Applied(records=result.applied))
         counts = self._limits.check(result, result.applied)
         self._insert_dead_letters(tx, result)

@@ -10,68 +10,58 @@ from itertools import repeat
 import psycopg
 from sqlalchemy import Result as StatementResult
 
-from seekpoint.codecs.arrow import Whole
 from seekpoint.errors import ConfigError, HandlerMisuse, Poison
 from seekpoint.pipeline.batch import Batch
-from seekpoint.pipeline.pipeline import PROCESS_EXITS, Pipeline, shown_handler
-from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
+from seekpoint.pipeline.pipeline import shown_handler
+from seekpoint.pipeline.sink import Handler, RowRefused, Sink
+from seekpoint.pipeline.writers import PROCESS_EXITS, PipelineWriters
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import driver_error, fault_of, is_database_error
 from seekpoint.records import Cause, RawRecord, Span, add_note
-from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.worker.decode import DecodedChunk, DecodedRecord, decode_each
 from seekpoint.worker.failed import Failed
 from seekpoint.worker.open_batch import OpenBatch, Written
 
 
 def write(
-    tx: HandlerConnection, pipeline: Pipeline, made: Sequence[DecodedRecord], spans: Sequence[Span]
+    tx: HandlerConnection, writers: PipelineWriters, made: Sequence[DecodedRecord], spans: Sequence[Span]
 ) -> Sequence[int]:
     """Sinks in their declared order, then the handler; returns how many rows each sink was given.
 
     Raises Failed where a record is at fault.
     """
     counts: list[int] = []
-    for n, sink in enumerate(pipeline.sinks):
+    for n, (sink, writer) in enumerate(zip(writers.pipeline.sinks, writers.sinks, strict=True)):
         written = (one.raw for one in made for _ in one.rows[n])
         rows = [row for one in made for row in one.rows[n]]
-        with _blaming(sink, n, written), sink.open(tx) as writer:
-            writer.write(rows)
-        counts.append(_count(sink, rows))
-    if pipeline.handle is not None and made:  # of no records, an executemany would insert a row of defaults
-        _handle(tx, pipeline.handle, made, spans)
+        with _blaming(sink, n, written), writer.open(tx) as opened:
+            opened.write(rows)
+        counts.append(writer.count(rows))
+    handle = writers.pipeline.handle
+    if handle is not None and made:  # of no records, an executemany would insert a row of defaults
+        _handle(tx, handle, made, spans)
     return counts
 
 
-def _count(sink: Sink, rows: Sequence[Row]) -> int:
-    """How many rows of the table these are: one may be a whole Arrow table."""
-    if isinstance(sink, AppendArrow):
-        return sum(row[0].num_rows if isinstance(row, Whole) else 1 for row in rows)
-    return len(rows)
-
-
 def stream(
-    tx: HandlerConnection, pipeline: Pipeline, sink: Sink, chunks: Iterable[DecodedChunk], batch: OpenBatch
+    tx: HandlerConnection, writers: PipelineWriters, chunks: Iterable[DecodedChunk], batch: OpenBatch
 ) -> Written:
+    """The rows of the only sink, as the chunks come."""
+    [sink], [writer] = writers.pipeline.sinks, writers.sinks
     applied = count = 0
-    with _blaming(sink, 0, _written(pipeline, batch)), sink.open(tx) as writer:
-        for raw, rows, records in chunks:
-            if rows is not None:
-                writer.write(rows)
-                applied += len(raw)
-                count += _count(sink, rows)
-                continue
-            each = [row for one in records for row in one.rows[0]]
-            writer.write(each)
-            applied += len(records)
-            count += _count(sink, each)
+    with _blaming(sink, 0, _written(writers, batch)), writer.open(tx) as opened:
+        for raw, at_once, records in chunks:
+            rows = [row for one in records for row in one.rows[0]] if at_once is None else at_once
+            opened.write(rows)
+            applied += len(raw if at_once is not None else records)
+            count += writer.count(rows)
     return Written(applied, [count])
 
 
-def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
+def _written(writers: PipelineWriters, batch: OpenBatch) -> Iterator[RawRecord]:
     """The record of each row that was streamed, made again: nothing of it was kept. Begins when it is asked."""
     for raw in batch.buffer.replay():
-        for one in decode_each(pipeline, raw, batch, batch.admitted):
+        for one in decode_each(writers, raw, batch, batch.admitted):
             yield from repeat(one.raw, len(one.rows[0]))
 
 

@@ -19,6 +19,7 @@ from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover import took_effect
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
+from seekpoint.sinks.upsert.upsert import UpsertWriter
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started
 from support.postgres_proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of, pipeline
@@ -182,6 +183,10 @@ def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> No
     """The tombstones come after the difference, which has these rows (``by`` 2) or not. The new code ignores them."""
 
     class Keeping(Upsert):
+        def writer(self) -> Any:
+            return KeepingWriter(self)
+
+    class KeepingWriter(UpsertWriter):
         def rows(self, record: Any) -> Any:
             return () if record.value is None else super().rows(record)
 
@@ -209,6 +214,20 @@ def test_a_key_that_was_written_before_the_difference_and_committed_after_it_is_
     assert full.rows() == doubled(FIRST)
 
 
+class Half(Upsert):
+    """Writes the records of one partition."""
+
+    number: int
+
+    def writer(self) -> Any:
+        return HalfWriter(self)
+
+
+class HalfWriter(UpsertWriter):
+    def rows(self, record: Any) -> Any:
+        return super().rows(record) if record.partition == vars(self._sink)["number"] else ()
+
+
 def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> None:
     """Each at its own position, in one cut-over."""
     shop.produce(shop.topic, [of(n, n) for n in range(30)], partition=0)
@@ -219,8 +238,7 @@ def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> No
         number = names.index(group)
         made = pipeline(group, shop.topic, shop.schema, version=version, sink={"tombstone": None})
         sink: Any = made.sinks[0]
-        rows = sink.rows
-        sink.rows = lambda record: rows(record) if record.partition == number else ()
+        sink.__class__, sink.number = Half, number
         return made
 
     for group in names:

@@ -17,6 +17,7 @@ from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Task, begin_staging
 from seekpoint.jobs.tables.targets import PipelineSource, sources
 from seekpoint.kafka.ranges import Range
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition, State
 from support.before_cutover import reloaded, resume, settled, started
 from support.ledger_desk import backend, wait_until_blocked
@@ -136,15 +137,14 @@ def test_the_run_is_asked_again_at_the_end_of_a_task(shop: Shop, monkeypatch: py
     """A run whose state changed while a range was read does not get its rows any more."""
     reload, driver = begun(shop)
     task = tasks(driver, 1000)[0]
-    its = reload.sources[0].pipeline
-    decode = its.decode
+    decode = PipelineWriters.decode
 
-    def slow(raw: Any) -> Any:
+    def slow(writers: Any, raw: Any) -> Any:
         if raw.offset == 102:
             shop.execute("UPDATE {schema}.reload_run SET state = 'staged'")
-        return decode(raw)
+        return decode(writers, raw)
 
-    monkeypatch.setattr(its, "decode", slow)
+    monkeypatch.setattr(PipelineWriters, "decode", slow)
     with pytest.raises(ReloadOver, match="continued without this range while it was staged: nothing of it is kept"):
         stage(reload, driver, task)
     assert shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]

@@ -20,11 +20,11 @@ from seekpoint.kafka.ranges import IDLE, Piece, RangeFollower
 from seekpoint.ledger.dead_letters import dead_letter_of
 from seekpoint.ledger.sql import DEAD_LETTERS
 from seekpoint.ledger.tables import dead_letter
-from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition, RawRecord, State
-from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted
+from seekpoint.sinks.table_writer import TableWriter
 from seekpoint.worker.decode import DecodedRecord
 
 
@@ -39,16 +39,19 @@ class CatchUp:
             self._staging = Staging(tx.run.staging_schema)
             self.targets = targets(tx.connection, sources)
             known = {t.path: remembered_columns(tx.connection, self._staging.table(t)) for t in self.targets}
-        self._pipelines: dict[str, Pipeline] = {}
-        self._sinks: dict[str, list[tuple[Target, TableSink]]] = {}
+        self._writers: dict[str, PipelineWriters] = {}
+        self._of_tables: dict[str, list[tuple[Target, TableWriter[Any]]]] = {}
         for n, source in enumerate(sources):
             feeds = {feed.number: (target, aimed(feed.sink, self._staging.table(target)))
                      for target in self.targets for feed in target.feeds if feed.source == n}  # fmt: skip
-            self._sinks[source.group] = sinks = [feeds[number] for number in range(len(feeds))]
-            for target, sink in sinks:
-                if sink.written is None and (columns := known[target.path]) is not None:
-                    sink._know(tuple(one for one in columns if one not in sink.provenance.values()))  # noqa: SLF001
-            self._pipelines[source.group] = aimed_pipeline(source.pipeline, [sink for _, sink in sinks])
+            sinks = [feeds[number] for number in range(len(feeds))]
+            writers = PipelineWriters(aimed_pipeline(source.pipeline, [sink for _, sink in sinks]))
+            self._writers[source.group], self._of_tables[source.group] = writers, []
+            for (target, sink), writer in zip(sinks, writers.sinks, strict=True):
+                assert isinstance(writer, TableWriter)
+                if writer.written is None and (columns := known[target.path]) is not None:
+                    writer.know(tuple(one for one in columns if one not in sink.provenance.values()))
+                self._of_tables[source.group].append((target, writer))
 
     def __enter__(self) -> Self:
         return self
@@ -87,8 +90,8 @@ class CatchUp:
 
     def _written(self, target: Target) -> tuple[str, ...] | None:
         """The columns that the pipelines write; None where that is not known."""
-        sinks = (s for pipeline in self._sinks.values() for t, s in pipeline if t == target)
-        return next((sink.written for sink in sinks), None)
+        writers = (w for of_group in self._of_tables.values() for t, w in of_group if t == target)
+        return next((writer.written for writer in writers), None)
 
     def _positions(self, tx: Step, offsets: Sequence[Row[Any]]) -> dict[Key, StagedPosition]:
         """The run's positions; raises ReloadRefused where the rebuilt tables cannot catch up to these offsets."""
@@ -103,9 +106,9 @@ class CatchUp:
     def _group(
         self, tx: Step, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int], idle: float
     ) -> int:
-        pipeline = self._pipelines[group]
+        writers = self._writers[group]
         ids = {at.topic: p.topic_id for at, p in mine.items()}
-        parts = Parts(tx.connection, pipeline, self._seen(tx, group), held=self._held(tx, group))
+        parts = Parts(tx.connection, writers, self._seen(tx, group), held=self._held(tx, group))
         for record in self._replayed(tx, group, ids):
             parts.take(Piece([record]))
         parts.flush()
@@ -115,12 +118,12 @@ class CatchUp:
             dead = leave_out(tx, self._staging, group, spans)
             follower = self._follower(group, mine, ids)
             all_of(parts, follower.read_to(behind, idle=idle), lambda r: (r.topic, r.partition, r.offset) in dead)
-        keep_dead_letters(tx, self._staging, pipeline, parts.outcome.dead_letters, ids)
+        keep_dead_letters(tx, self._staging, writers.pipeline, parts.outcome.dead_letters, ids)
         return parts.outcome.applied + len(parts.outcome.dead_letters)
 
     def _held(self, tx: Step, group: str) -> dict[tuple[str, bytes], int]:
         """The keys of the run's own dead letters with their first offsets, if the pipeline keeps the order of keys."""
-        if not self._pipelines[group].keep_key_order:
+        if not self._writers[group].pipeline.keep_key_order:
             return {}
         found = rows(
             tx.connection,
@@ -168,16 +171,18 @@ class CatchUp:
             return None
 
         def seen(part: Sequence[DecodedRecord]) -> None:
-            for number, (target, sink) in enumerate(self._sinks[group]):
+            for number, (target, writer) in enumerate(self._of_tables[group]):
                 touched = (self._staging.schema, f"touched_{target.staged}")
                 with open_copy(tx.connection, touched, partial(tuple, target.key)) as copy:
-                    copy.write(_keys(part, number, target, sink))
+                    copy.write(_keys(part, number, target, writer.written))
 
         return seen
 
 
-def _keys(part: Sequence[DecodedRecord], number: int, target: Target, sink: TableSink) -> Sequence[tuple[Any, ...]]:
-    width, written = len(target.key), sink.written
+def _keys(
+    part: Sequence[DecodedRecord], number: int, target: Target, written: Sequence[str] | None
+) -> Sequence[tuple[Any, ...]]:
+    width = len(target.key)
     places = None if written is None else [written.index(one) for one in target.key]
     found = []
     for made in part:

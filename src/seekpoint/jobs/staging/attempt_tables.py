@@ -17,21 +17,21 @@ from seekpoint.jobs.tables.sql_templates import name, names, run
 from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, Staging, unlogged
 from seekpoint.jobs.tables.targets import Path, Target, aimed
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.pipeline.sink import Row, RowRefused, Writer
+from seekpoint.pipeline.sink import Row, RowRefused, Sink, SinkWriter, Writer
 from seekpoint.records import AnyRecord, RawRecord, offsets_of
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted
 from seekpoint.sinks.upsert.upsert import Upsert
 
 
-class AttemptSink:
-    """A sink that writes every row of an attempt, where the one it stands for would keep one of each key.
+class AttemptSink(Sink, SinkWriter):
+    """A sink, and its writer: it writes every row of an attempt, where its original would keep one of each key.
 
     With ``places`` rows get their place in the log; tombstones of an Upsert go to a table beside them.
     """
 
     def __init__(self, sink: Any, raw: Path, gone: Path, *, places: bool) -> None:
-        self._sink, self._raw, self._gone = sink, raw, gone
+        self._sink, self._writer, self._raw, self._gone = sink, sink.writer(), raw, gone
         self._dedupes, self._places = isinstance(sink, Upsert), places
         self._keys = isinstance(sink, Upsert) and sink.compacted
 
@@ -42,14 +42,18 @@ class AttemptSink:
     @property
     def columns(self) -> tuple[str, ...] | None:
         """The columns that were written; None before the first row."""
-        written: tuple[str, ...] | None = self._sink.written
+        written: tuple[str, ...] | None = self._writer.written
         return written
 
     def takes(self, topic: str) -> bool:
         return bool(self._sink.takes(topic))
 
+    def writer(self) -> AttemptSink:
+        """Itself: it is made for one attempt."""
+        return self
+
     def rows(self, record: AnyRecord) -> Iterable[Row]:
-        made = self._sink.rows(record)
+        made = self._writer.rows(record)
         if not self._places:
             return list(made)
         return [
@@ -76,7 +80,7 @@ class AttemptSink:
         return [Deleted((*row, digest)) if type(row) is Deleted else (*row, digest) for row in rows]
 
     def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
-        rows: list[Row] | None = self._sink.value_rows(values)
+        rows: list[Row] | None = self._writer.value_rows(values)
         return rows
 
     def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:

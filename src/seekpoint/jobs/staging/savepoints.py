@@ -12,6 +12,7 @@ from seekpoint.kafka.ranges import Piece
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison
 from seekpoint.pipeline.sink import Row
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault
 from seekpoint.records import BLOCKED_BY_KEY, AnyRecord, Failure, NewDeadLetter, RawRecord, State
@@ -54,18 +55,19 @@ class Parts:
     def __init__(
         self,
         tx: HandlerConnection,
-        pipeline: Pipeline,
+        writers: PipelineWriters,
         seen: Callable[[Sequence[DecodedRecord]], None] | None = None,
         *,
         held: dict[tuple[str, bytes], int] | None = None,
         blocks_later: bool = False,
         checks_deferred: bool = False,
     ) -> None:
-        self._tx, self._pipeline, self._seen, self._held = tx, pipeline, seen, held
+        self._tx, self._writers, self._seen, self._held = tx, writers, seen, held
+        self._pipeline = writers.pipeline
         self._is_ordered, self._checks_deferred = held is not None or blocks_later, checks_deferred
         self._waiting: list[DecodedRecord] = []
         self._strides = Strides()
-        self.outcome = Outcome([0] * len(pipeline.sinks))
+        self.outcome = Outcome([0] * len(writers.sinks))
 
     def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
         """Decode these records and write them, perhaps later."""
@@ -77,7 +79,7 @@ class Parts:
 
     def stream(self, pieces: Iterable[Piece], left_out: LeftOut) -> Outcome:
         """Write them all as they come, through the only sink; raises RowRefused where one is refused."""
-        [sink] = self._pipeline.sinks
+        [sink] = self._writers.sinks
         with sink.open(self._tx) as writer:
             for piece in pieces:
                 _, rows = self._decode(piece, left_out)
@@ -101,7 +103,7 @@ class Parts:
             unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
             for raw in wanted:
                 try:
-                    made = decode_record(self._pipeline, raw, unread.get((raw.topic, raw.partition, raw.offset)))
+                    made = decode_record(self._writers, raw, unread.get((raw.topic, raw.partition, raw.offset)))
                 except Failed as failed:
                     self._add_dead_letter(raw, failed)
                 else:
@@ -118,7 +120,7 @@ class Parts:
 
     def _at_once(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
         """A row for each, from the values alone; None where each record must be looked at."""
-        rows, sink = self._pipeline.rows_at_once(raw), self._pipeline.by_value
+        rows, sink = self._writers.rows_at_once(raw), self._writers.by_value
         return sink.placed(rows, raw) if rows is not None and isinstance(sink, AttemptSink) else rows
 
     def flush(self) -> Outcome:
@@ -142,7 +144,7 @@ class Parts:
         part = [waiting[n] for n in indexes]
         savepoint = self._tx.begin_nested()
         try:
-            write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
+            write(self._tx, self._writers, part, part_spans(part) if self._pipeline.handle is not None else ())
             if self._checks_deferred:
                 check_deferred(self._tx)
         except Failed as failed:

@@ -31,6 +31,7 @@ from seekpoint.ledger.tables import BATCHES, dead_letter, reload_staged
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison
 from seekpoint.pipeline.sink import RowRefused
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import NewDeadLetter, Partition, RawRecord
 
@@ -205,7 +206,7 @@ def _attempt(
     writing = aimed_pipeline(pipeline, sinks)
     if now.strategy == "reprocess":  # the group's position is past a record that fails: no worker stops there
         writing.on_poison = OnPoison.DEAD_LETTER
-    parts = Parts(tx.connection, writing, blocks_later=now.strategy not in BATCHES)
+    parts = Parts(tx.connection, PipelineWriters(writing), blocks_later=now.strategy not in BATCHES)
     outcome = write(parts, ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), left_out)
     keep_dead_letters(tx, staging, pipeline, outcome.dead_letters, {range_.partition.topic: range_.topic_id})
     for number, sink in enumerate(sinks):

@@ -14,7 +14,6 @@ from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.catalog import quoted, require_index
-from seekpoint.sinks.upsert.strategy import WriteStrategies
 from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.import_by_name import load_pipeline
 
@@ -214,12 +213,9 @@ def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Fee
 
 
 def aimed(sink: TableSink, path: Path) -> TableSink:
-    """A copy of a sink for another table, without what it has learned of columns and conflicts."""
+    """A copy of a sink for another table."""
     other = copy.copy(sink)
     other.path = path
-    other._shapes = {}  # noqa: SLF001 -- made of the columns that the sink knows, which are its own
-    if isinstance(other, Upsert):
-        other.strategies, other._known = WriteStrategies(), None  # noqa: SLF001
     return other
 
 
@@ -227,5 +223,4 @@ def aimed_pipeline(pipeline: Pipeline, sinks: Sequence[Any]) -> Pipeline:
     """A copy of a pipeline with other sinks, one for each of its own."""
     other = copy.copy(pipeline)
     other.sinks = tuple(sinks)
-    other.by_value = other.only_by_value()
     return other

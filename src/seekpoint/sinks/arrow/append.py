@@ -11,10 +11,11 @@ from sqlalchemy import Connection
 
 from seekpoint.codecs.arrow import Whole, as_table, is_table, required
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.pipeline.sink import K_contra, Row, RowRefused, V_contra, Writer
+from seekpoint.pipeline.sink import K_contra, Row, RowRefused, SinkWriter, V_contra, Writer
 from seekpoint.records import Record
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.conversions import conversions
+from seekpoint.sinks.table_writer import TableWriter
 
 
 class AppendArrow(TableSink[V_contra, K_contra]):
@@ -58,23 +59,31 @@ class AppendArrow(TableSink[V_contra, K_contra]):
             raise ConfigError(f"{self!r}: json= takes several names: json=[{json!r}]")
         self.json = frozenset(json)
 
+    def writer(self) -> SinkWriter[V_contra, K_contra]:
+        """What a worker writes its rows with."""
+        required()
+        return ArrowWriter(self)
+
+
+class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
+    """Writes rows as they come; a record's row may be a whole table."""
+
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Open the COPY when the first rows are sent: only then are the columns known."""
-        required()
-        from seekpoint.sinks.arrow.copy import open_copies  # noqa: PLC0415 -- a declaration needs no database driver
+        from seekpoint.sinks.arrow.copy import open_copies  # noqa: PLC0415 -- rows are made without a database driver
         from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
 
         with (
-            rerun_if_changed(tx, self.path),
-            open_copies(tx, self.path, lambda: self.written, self.json, self.conversions) as writer,
+            rerun_if_changed(tx, self._sink.path),
+            open_copies(tx, self._sink.path, lambda: self.written, self._sink.json, self._sink.conversions) as writer,
         ):
             yield writer
 
-    def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:
+    def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
         """Rows of one record, a whole table as one; raises whatever ``row=`` raises."""
         made = super().rows(record)
-        if not self.provenance:
+        if not self._sink.provenance:
             return made
         return [self._with_origin(row) if is_table(type(row[0])) else row for row in made]
 
@@ -100,11 +109,15 @@ class AppendArrow(TableSink[V_contra, K_contra]):
     def _with_origin(self, row: Row) -> Row:
         """The table with columns for where it came from."""
         table, *origin = row
-        for name, value in zip(self.provenance.values(), origin, strict=True):
+        for name, value in zip(self._sink.provenance.values(), origin, strict=True):
             if name in table.column_names:
                 raise Poison(f"{self!r}: the table has a column {name!r}, which is to take the record's provenance")
             table = table.append_column(name, required().repeat(value, table.num_rows))
         return Whole(table)
+
+    def count(self, rows: Sequence[Row]) -> int:
+        """How many rows of the table these are: one may be a whole Arrow table."""
+        return sum(row[0].num_rows if isinstance(row, Whole) else 1 for row in rows)
 
 
 def copy_into(

@@ -16,16 +16,17 @@ from seekpoint.codecs import Codec
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.provenance import provenance_columns
-from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
+from seekpoint.pipeline.sink import K_contra, Row, SinkWriter, V_contra, Writer
 from seekpoint.pipeline.table_path import TableName, shown_table
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.dedupe import Deleted, Target
 from seekpoint.sinks.names import require_whole_names
+from seekpoint.sinks.table_writer import TableWriter
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 
 if TYPE_CHECKING:
-    from seekpoint.sinks.upsert.writer import CachedLayout
+    from seekpoint.sinks.upsert.open_upsert import CachedLayout
 
 
 class Upsert(TableSink[V_contra, K_contra]):
@@ -87,11 +88,8 @@ class Upsert(TableSink[V_contra, K_contra]):
             )
         self.key, self.order_by, self.offset_column = tuple(key), order_by, offset_column
         self.compacted = compacted
-        self._tombstone, self._tombstone_key = tombstone, tombstone_key
-        self.strategies = WriteStrategies()
-        self._announced: WriteStrategy | None = None
-        self._known: CachedLayout | None = None
-        self._needed: tuple[tuple[str, int], ...] = ()
+        self.tombstone_key = tombstone_key
+        self._tombstone = tombstone
         super().__init__(
             table,
             columns=columns,
@@ -128,12 +126,67 @@ class Upsert(TableSink[V_contra, K_contra]):
             self.conversions,
         )
 
-    def rows(self, record: Record[V_contra | None, K_contra]) -> Iterable[Row]:
+    def writer(self) -> SinkWriter[V_contra | None, K_contra]:
+        """What a worker writes its rows with."""
+        return UpsertWriter(self)
+
+    def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> Any:
+        """The table's layout. Raises ConfigError where it, a column, the key's index or a right is missing.
+
+        And where a column cannot hold a field as it is.
+        """
+        from seekpoint.sinks.upsert.check import check_upsert  # noqa: PLC0415 -- a declaration needs no driver
+
+        target = dataclasses.replace(self.target, columns=self.expected(codecs))
+        require_whole_names(repr(self), target.columns or target.deletes)
+        layout = check_upsert(tx, target, deletes=self._tombstone is not None)
+        self.check_fields(codecs, layout.written)
+        return layout
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns without whose values no row is found."""
+        return (*self.key, *([self.order_by] if self.order_by else []))
+
+    def require_columns(self, columns: tuple[str, ...]) -> None:
+        """Raise ConfigError where these columns of the rows contradict the rest of the declaration."""
+        super().require_columns(columns)
+        written = (*columns, *self.provenance.values())
+        if missing := [name for name in self.needed if name not in written]:
+            raise ConfigError(
+                f"{self!r}: the rows have no {', '.join(missing)}; their columns are {', '.join(written)}"
+            )
+
+
+class UpsertWriter(TableWriter[Upsert[Any, Any]]):
+    """Writes each key's newest row; ``strategies`` is what it has learned of the stream."""
+
+    def __init__(self, sink: Upsert[Any, Any]) -> None:
+        self.strategies = WriteStrategies()
+        self._announced: WriteStrategy | None = None
+        self._known: CachedLayout | None = None
+        super().__init__(sink)
+        self._needed = () if self.columns is None else self._places()
+
+    @property
+    def target(self) -> Target:
+        """What is written where, as far as the columns are known."""
+        return dataclasses.replace(self._sink.target, columns=self.written)
+
+    def know(self, columns: tuple[str, ...]) -> None:
+        """The rows' own columns are known now. Raises ConfigError where they contradict the declaration."""
+        super().know(columns)
+        self._needed = self._places()
+
+    def _places(self) -> tuple[tuple[str, int], ...]:
+        written = self.written or ()
+        return tuple((name, written.index(name)) for name in self._sink.needed)
+
+    def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
         """Rows of one record, or what its tombstone deletes; raises Poison where a key or order is null."""
-        if record.value is None and self._tombstone is not None:
+        if record.value is None and self._sink.deletes:
             return (self._gone(record),)
-        given: Record[Any, K_contra] = record
-        made = list(super().rows(given))
+        made = list(super().rows(record))
         for row in made:
             for name, at in self._needed:
                 if row[at] is None:
@@ -150,28 +203,15 @@ class Upsert(TableSink[V_contra, K_contra]):
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Take the rows as they come; they are in the table when the block is left."""
-        from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
-        from seekpoint.sinks.upsert.writer import CachedLayout, UpsertWriter  # noqa: PLC0415 -- a declaration needs no driver
+        from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415 -- rows are made without a driver
+        from seekpoint.sinks.upsert.open_upsert import CachedLayout, OpenUpsert  # noqa: PLC0415
 
         self._known = self._known or CachedLayout()
         with (
-            rerun_if_changed(tx, self.path),
-            UpsertWriter(tx, lambda: self.target, self._known, self.strategies) as writer,
+            rerun_if_changed(tx, self._sink.path),
+            OpenUpsert(tx, lambda: self.target, self._known, self.strategies) as writer,
         ):
             yield writer
-
-    def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> Any:
-        """The table's layout. Raises ConfigError where it, a column, the key's index or a right is missing.
-
-        And where a column cannot hold a field as it is.
-        """
-        from seekpoint.sinks.upsert.check import check_upsert  # noqa: PLC0415 -- a declaration needs no driver
-
-        target = dataclasses.replace(self.target, columns=self.expected(codecs))
-        require_whole_names(repr(self), target.columns or target.deletes)
-        layout = check_upsert(tx, target, deletes=self._tombstone is not None)
-        self.check_fields(codecs, layout.written)
-        return layout
 
     def strategy_changed(self) -> WriteStrategyChanged | None:
         """After COMMIT: whether large transactions are written in another way than when this was asked last."""
@@ -181,29 +221,19 @@ class Upsert(TableSink[V_contra, K_contra]):
         self._announced = current
         return WriteStrategyChanged(sink=repr(self), strategy=current.value, rows=last.rows, conflicts=conflicts)
 
-    def _know(self, columns: tuple[str, ...]) -> None:
-        super()._know(columns)
-        written = self.written or ()
-        wanted = (*self.key, *([self.order_by] if self.order_by else []))
-        if missing := [name for name in wanted if name not in written]:
-            raise ConfigError(
-                f"{self!r}: the rows have no {', '.join(missing)}; their columns are {', '.join(written)}"
-            )
-        self._needed = tuple((name, written.index(name)) for name in wanted)
-
     # -- tombstones ---------------------------------------------------------------------------------------
 
     def _gone(self, record: AnyRecord) -> Deleted:
-        given = record.key if self._tombstone_key is None else self._tombstone_key(record)
-        names = (*self.key, *([self.order_by] if self.order_by else []))
+        given = record.key if self._sink.tombstone_key is None else self._sink.tombstone_key(record)
+        names = self._sink.needed
         values = self._named(names, given)
         for name, value in zip(names, values, strict=True):
             if value is None:
                 raise Poison(f"{self!r}: the tombstone's {name!r} is null, and without it no row is found")
-        if self.offset_column is None:
+        if self._sink.offset_column is None:
             return Deleted(values)
-        told = [getattr(record, name) for name in ("partition", "topic") if name in self.provenance]
-        return Deleted((*values, record.offset, *(told if "partition" in self.provenance else ())))
+        told = [getattr(record, name) for name in ("partition", "topic") if name in self._sink.provenance]
+        return Deleted((*values, record.offset, *(told if "partition" in self._sink.provenance else ())))
 
     def _named(self, names: tuple[str, ...], given: Any) -> tuple[Any, ...]:
         """The values of these columns, from whatever names them."""
@@ -218,7 +248,7 @@ class Upsert(TableSink[V_contra, K_contra]):
             if len(given) != len(names):
                 raise Poison(f"{self!r}: the tombstone's key has {len(given)} values for {', '.join(names)}")
             found = dict(zip(names, given, strict=True))
-        elif isinstance(given, bytes) and self._tombstone_key is None:
+        elif isinstance(given, bytes) and self._sink.tombstone_key is None:
             raise ConfigError(
                 f"{self!r}: a tombstone's key is bytes, and no codec decodes them; give the pipeline a codec "
                 "(key=Text(), key=Json(...)), or the sink tombstone_key=, a function of the record"

@@ -15,6 +15,7 @@ from seekpoint.ledger.positions import positions_of
 from seekpoint.ledger.sql import GROUPS, REPLAY
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
 from seekpoint.records import Cause, Failure, Span, State
@@ -94,6 +95,7 @@ class Replayer:
         stopping: threading.Event | None = None,
     ) -> None:
         self._pipeline, self._dead_letters, self._session, self._actor = pipeline, dead_letters, session, actor
+        self._writers = PipelineWriters(pipeline)
         self._among = among  # of the request; None once it is in the history
         self._ledger, self._while_paused = dead_letters.ledger, while_paused
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping
@@ -156,8 +158,8 @@ class Replayer:
             self._admit(tx, dead_letter)
             attempt.transaction = as_worker(tx, self._ledger.limits, settings)
             with self._stopwatch:
-                made = decode_record(self._pipeline, dead_letter.record)
-                write(tx, self._pipeline, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
+                made = decode_record(self._writers, dead_letter.record)
+                write(tx, self._writers, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
             if tx.exec_driver_sql(REPLAY["current_transaction"].text).scalar_one() != attempt.transaction:
                 raise HandlerMisuse(
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and "

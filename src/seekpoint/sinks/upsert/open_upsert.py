@@ -44,7 +44,7 @@ class _TurnedBackError(Exception):
     """A tombstone came: the rows are staged."""
 
 
-class UpsertWriter:
+class OpenUpsert:
     """Takes rows until the block is left, in a transaction that is open.
 
     Few are gathered and go in one statement. With more, a write strategy is chosen and they stream into it. What is

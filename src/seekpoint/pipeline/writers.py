@@ -1,0 +1,92 @@
+"""What one worker reads and writes a pipeline's records with: decoders, and a writer for each sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Generic
+
+from seekpoint.codecs import Bytes, key_decoder, plain_decoder, value_decoder
+from seekpoint.errors import CodecUnavailable, ConfigError
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.sink import K, Row, SinkWriter, V
+from seekpoint.records import LazyRecords, RawRecord, Record
+
+# What ends the process. Other BaseExceptions are a record's: a panic in Rust, a cancelled task.
+PROCESS_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+class PipelineWriters(Generic[V, K]):
+    """A pipeline's decoders and writers. A worker makes them, and what they learn is its own.
+
+    ``by_value`` is the only sink's writer, where there is no handler, it takes every topic, and keys need no decoding.
+    """
+
+    def __init__(self, pipeline: Pipeline[V, K]) -> None:
+        self.pipeline = pipeline
+        self.sinks: tuple[SinkWriter[V, K | None], ...] = tuple(sink.writer() for sink in pipeline.sinks)
+        self._taking = {
+            topic: [w if sink.takes(topic) else None for sink, w in zip(pipeline.sinks, self.sinks, strict=True)]
+            for topic in pipeline.codecs
+        }
+        self._values = {topic: value_decoder(codec) for topic, codec in pipeline.codecs.items()}
+        self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in pipeline.codecs.items()}
+        self._key = key_decoder(pipeline.key)
+        is_only = pipeline.handle is None and len(self.sinks) == 1 and all(map(all, self._taking.values()))
+        is_bytes = isinstance(pipeline.key, Bytes)  # other keys may be undecodable
+        self.by_value = self.sinks[0] if is_only and is_bytes else None
+
+    def rows(self, record: Record[V, K | None]) -> list[tuple[Row, ...]]:
+        """The record's rows for each sink; raises what ``row=`` raises."""
+        return [() if writer is None else tuple(writer.rows(record)) for writer in self._taking[record.topic]]
+
+    def decode(self, raw: RawRecord) -> Record[V, K | None]:
+        """A record with key and value decoded; raises what the codecs raise."""
+        return Record(
+            raw.topic,
+            raw.partition,
+            raw.offset,
+            raw.timestamp_ms,
+            self._key(raw),
+            self._values[raw.topic](raw),
+            raw.headers,
+            raw.leader_epoch,
+        )
+
+    def values(self, raw: Sequence[RawRecord]) -> list[V]:
+        """The decoded values of many records; raises what a codec raises."""
+        if isinstance(raw, LazyRecords) and raw.topic is not None:
+            plain, values = self._plain[raw.topic], raw.values
+            if plain is not None and all(values):  # no null among them; nor an empty one, which is rare
+                return list(map(plain, values))
+        decoders = self._values
+        return [decoders[one.topic](one) for one in raw]
+
+    def streamed_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
+        """As ``rows_at_once``; once the rows that ``prepare`` made of these records."""
+        if isinstance(raw, LazyRecords) and raw.rows is not None:
+            prepared, raw.rows = raw.rows, None  # frees them when they are written
+            return prepared
+        return self.rows_at_once(raw)
+
+    def prepare(self, raw: Sequence[RawRecord]) -> None:
+        """Make the rows that ``streamed_rows`` will return. Errors are left to it: the records are not applied yet.
+
+        Raises what ends the process: a signal's handler may raise it here, and it is raised once.
+        """
+        if isinstance(raw, LazyRecords):
+            with suppress(Exception):
+                raw.rows = self.streamed_rows(raw)
+
+    def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
+        """One row per record of a chunk, from the values alone; None where records must be decoded one by one."""
+        sink = self.by_value
+        if sink is None:
+            return None
+        try:
+            values = self.values(raw)
+            return sink.value_rows(values)
+        except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
+            raise
+        except BaseException:  # noqa: BLE001 -- found again, with its record, one by one
+            return None

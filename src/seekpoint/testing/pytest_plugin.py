@@ -27,6 +27,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.util import LRUCache
 
+from seekpoint.testing.idle_sessions import IdleSessions
 from seekpoint.testing.ledger_schema import LedgerSchema
 from seekpoint.testing.servers import kafka, postgres
 from seekpoint.testing.servers.jars import to_stderr
@@ -217,14 +218,22 @@ def seekpoint_schema(_ledger_schema: LedgerSchema) -> str:
 
 
 @pytest.fixture(scope="session")
-def _new_engine() -> Callable[[str], Engine]:
-    """Makes engines that share what SQLAlchemy asks a server at the first connect, and compiled statements."""
+def _idle_sessions() -> Iterator[IdleSessions]:
+    sessions = IdleSessions()
+    yield sessions
+    sessions.close()
+
+
+@pytest.fixture(scope="session")
+def _new_engine(_idle_sessions: IdleSessions) -> Callable[[str], Engine]:
+    """Makes engines that share sessions, compiled statements, and what SQLAlchemy asks at the first connect."""
     firsts: dict[str, Engine] = {}
 
     def make(url: str) -> Engine:
         if url not in firsts:
             compiled = LRUCache[Any, Any](_MOST_COMPILED)
             firsts[url] = create_engine(url, execution_options={"compiled_cache": compiled})
+            _idle_sessions.lend_to(firsts[url])
             firsts[url].connect().close()
             firsts[url].dispose()
         first = firsts[url]
@@ -235,7 +244,10 @@ def _new_engine() -> Callable[[str], Engine]:
 
 @pytest.fixture
 def seekpoint_engine(
-    seekpoint_dsn: str, _ledger_schema: LedgerSchema, _new_engine: Callable[[str], Engine]
+    seekpoint_dsn: str,
+    _ledger_schema: LedgerSchema,
+    _new_engine: Callable[[str], Engine],
+    _idle_sessions: IdleSessions,
 ) -> Iterator[Engine]:
     """An engine of a real Postgres with the ledger's tables, without rows, in ``seekpoint_schema``."""
     engine = _new_engine(seekpoint_dsn)
@@ -245,3 +257,4 @@ def seekpoint_engine(
         _ledger_schema.empty()
     finally:
         engine.dispose()
+        _idle_sessions.next_test()

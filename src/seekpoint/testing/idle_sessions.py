@@ -1,0 +1,110 @@
+"""Sessions that tests have closed, for the tests that follow: a new one costs the server several milliseconds."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import adapt, postgres, pq
+from psycopg.abc import AdaptContext
+from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn
+from sqlalchemy import Engine, event
+
+_MOST_IDLE = 12  # a process's, of the server's 300
+
+
+class IdleSessions:
+    """Lends the sessions that earlier tests have closed, as ``DISCARD ALL`` leaves them, in a new connection each.
+
+    What a test closes is lent to later tests alone: all sessions of one test are different ones. A session that is
+    closed within a transaction ends on the server, too.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[PGconn] = []
+        self._closed: list[PGconn] = []
+        self._parameters: Mapping[str, Any] | None = None
+
+    def lend_to(self, engine: Engine) -> None:
+        """All connections of this engine, and of engines with its dialect, come from here: one database's alone."""
+        event.listen(engine, "do_connect", self._connect)
+
+    def next_test(self) -> None:
+        """Lend what has been closed until now."""
+        while self._closed and len(self._idle) < _MOST_IDLE:
+            self._idle.append(self._closed.pop())
+        _finish(self._closed)
+
+    def close(self) -> None:
+        """End all sessions that are not lent."""
+        _finish(self._idle)
+        _finish(self._closed)
+
+    def keep(self, session: PGconn) -> bool:
+        """Keep the session for the next test. False where its state cannot be reset."""
+        if session.transaction_status != TransactionStatus.IDLE or session.pipeline_status != PipelineStatus.OFF:
+            return False
+        if session.exec_(b"DISCARD ALL").status != ExecStatus.COMMAND_OK:
+            return False
+        self._closed.append(session)
+        return True
+
+    def _connect(self, _dialect: object, _record: object, arguments: Sequence[Any], parameters: dict[str, Any]) -> Any:
+        """SQLAlchemy's event: the connection to use."""
+        context = parameters.get("context")
+        plain = {name: value for name, value in parameters.items() if name != "context"}
+        self._parameters = self._parameters or plain
+        if plain != self._parameters:
+            return None
+        while self._idle:
+            session = self._idle.pop()
+            if _is_quiet(session):
+                return _Connection(session).lent(self, context)
+            session.finish()
+        return _Connection.connect(*arguments, **parameters).lent(self, context)
+
+
+class _Connection(psycopg.Connection[Any]):
+    """A connection whose session may outlive it."""
+
+    _idle_sessions: IdleSessions
+    _own_adapters: adapt.AdaptersMap
+
+    def lent(self, sessions: IdleSessions, context: AdaptContext | None) -> _Connection:
+        """Give the session back to these when it is closed."""
+        self._idle_sessions = sessions
+        self._own_adapters = adapt.AdaptersMap(postgres.adapters if context is None else context.adapters)
+        return self
+
+    @property
+    def adapters(self) -> adapt.AdaptersMap:
+        return self._own_adapters
+
+    def close(self) -> None:
+        session = self.pgconn
+        if not self.closed and self._idle_sessions.keep(session):
+            self.pgconn = _ended()
+        else:
+            super().close()
+
+
+def _is_quiet(session: PGconn) -> bool:
+    """Whether the server has sent nothing since: it says why it ends a session."""
+    poll = select.poll()
+    poll.register(session.socket, select.POLLIN)
+    return session.status == ConnStatus.OK and not poll.poll(0)
+
+
+def _ended() -> PGconn:
+    """What a closed connection has for a session."""
+    session = pq.PGconn.connect_start(b"host=/nowhere")
+    session.finish()
+    return session
+
+
+def _finish(sessions: list[PGconn]) -> None:
+    while sessions:
+        sessions.pop().finish()

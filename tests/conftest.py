@@ -6,16 +6,14 @@ import gc
 import secrets
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from hypothesis import HealthCheck, settings
 from psycopg.sql import SQL, Identifier
 from sqlalchemy import Engine, make_url
@@ -25,8 +23,9 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
 from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.worker.worker import Worker
+from support import topics
 from support.events import Run
-from support.waiting import until
+from support.topics import SharedBroker
 
 if TYPE_CHECKING:  # pytest imports its plugins after this file
     from support.knobs import Knobs
@@ -103,16 +102,20 @@ def _test(request: pytest.FixtureRequest) -> str:
     return str(request.node.name).split("[")[0][:40]
 
 
+@pytest.fixture(scope="session")
+def shared_broker(seekpoint_broker: str) -> Iterator[SharedBroker]:
+    """The shared broker, with clients for all tests of this process."""
+    with topics.shared_broker(seekpoint_broker) as broker:
+        yield broker
+
+
 @pytest.fixture
-def topic(
-    request: pytest.FixtureRequest, deletions: list[tuple[AdminClient, Future[None]]]
-) -> Iterator[Callable[..., str]]:
+def topic(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
     """``topic(partitions=1, name=…, bootstrap=…, config={…})`` creates a topic and returns its name.
 
     By default the name is new and the broker the shared one. It returns when every partition has a leader.
     """
-    clients: dict[str, AdminClient] = {}
-    made: list[tuple[str, str]] = []
+    created: list[tuple[SharedBroker, str]] = []
 
     def make(
         partitions: int = 1,
@@ -121,53 +124,19 @@ def topic(
         bootstrap: str | None = None,
         config: Mapping[str, str] | None = None,
     ) -> str:
-        shared = bootstrap is None
-        bootstrap = bootstrap or request.getfixturevalue("seekpoint_broker")
         name = name or f"{_test(request)}-{secrets.token_hex(4)}"
-        if bootstrap not in clients:
-            clients[bootstrap] = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-        admin = clients[bootstrap]
-        order = NewTopic(name, partitions, 1, config=dict(config or {}))
-        admin.create_topics([order], operation_timeout=20)[name].result(30)
-        _wait_for_leaders(admin, name, partitions)
-        if shared:
-            made.append((bootstrap, name))
+        if bootstrap is None:
+            broker: SharedBroker = request.getfixturevalue("shared_broker")
+            created.append((broker, name))
+            admin = broker.admin
+        else:
+            admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        topics.create_topic(admin, name, partitions, config or {})
         return name
 
     yield make
-    for bootstrap, name in made:
-        deletions.append((clients[bootstrap], clients[bootstrap].delete_topics([name])[name]))
-    while deletions and deletions[0][1].done():
-        _deleted(deletions.pop(0)[1])
-
-
-@pytest.fixture(scope="session")
-def deletions() -> Iterator[list[tuple[AdminClient, Future[None]]]]:
-    """Topics of earlier tests that are being deleted, each with the client that asked for it; tests do not wait."""
-    unfinished: list[tuple[AdminClient, Future[None]]] = []
-    yield unfinished
-    for _, deletion in unfinished:
-        _deleted(deletion)
-
-
-def _deleted(deletion: Future[None]) -> None:
-    try:
-        deletion.result(30)
-    except Exception as error:
-        if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the test deleted it
-            raise
-
-
-def _code(error: Exception) -> object:
-    return error.args[0].code() if error.args and isinstance(error.args[0], KafkaError) else None
-
-
-def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
-    def led() -> bool:
-        known = admin.list_topics(name, timeout=20).topics[name].partitions
-        return sum(partition.leader >= 0 for partition in known.values()) == partitions
-
-    until(led, f"the leaders of {name}")
+    for broker, name in created:
+        broker.delete(name)
 
 
 @pytest.fixture
@@ -185,8 +154,9 @@ def produce(request: pytest.FixtureRequest) -> Callable[..., list[tuple[int, int
         bootstrap: str | None = None,
         **more: Any,
     ) -> list[tuple[int, int]]:
-        bootstrap = bootstrap or request.getfixturevalue("seekpoint_broker")
-        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0})
+        shared: SharedBroker = request.getfixturevalue("shared_broker")
+        own = bootstrap not in {None, shared.bootstrap}
+        producer = topics.new_producer(str(bootstrap)) if own else shared.producer(topic)
         stored: dict[int, tuple[int, int]] = {}
         refused: list[KafkaError] = []
 

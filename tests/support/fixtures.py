@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from sqlalchemy import URL, Engine, create_engine
 
 from seekpoint import schema
@@ -27,6 +28,7 @@ from support.postgres_proxy import PostgresProxy
 from support.reload_orders import Shop
 from support.schema_registry import SchemaRegistry
 from support.sink_tables import Ground
+from support.topics import SharedBroker
 from support.worker_process import WorkerProcess
 
 NewEngine = Callable[..., Engine]
@@ -193,8 +195,11 @@ def scene_on(request: pytest.FixtureRequest, seekpoint_schema: str, group: str) 
             engine = create_engine(postgres.url, pool_pre_ping=True)
             engines.append(engine)
             schema.upgrade(engine, schema=seekpoint_schema)
-        broker = request.getfixturevalue("seekpoint_broker") if kafka is None else kafka.bootstrap
-        return Scene(engine=engine, broker=broker, shared=kafka is None, **tools)
+        if kafka is None:
+            shared: SharedBroker = request.getfixturevalue("shared_broker")
+            return Scene(engine=engine, broker=shared.bootstrap, admin=shared.admin, shared=True, **tools)
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        return Scene(engine=engine, broker=kafka.bootstrap, admin=admin, shared=False, **tools)
 
     yield make
     for engine in engines:

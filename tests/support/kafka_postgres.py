@@ -59,6 +59,7 @@ class Scene:
         produce: Callable[..., list[tuple[int, int]]],
         run_worker: Callable[..., Run],
         new_worker_process: Callable[..., WorkerProcess],
+        admin: AdminClient,
         shared: bool,
     ) -> None:
         self.engine, self.schema, self.broker, self.group = engine, schema, broker, group
@@ -67,7 +68,7 @@ class Scene:
         self._bootstrap = None if shared else broker  # topics on the shared broker are deleted after the test
         self.book = Book(engine, schema).create()
         self.ledger = Ledger(engine, group, schema=schema)
-        self.admin = AdminClient({"bootstrap.servers": broker, "log_level": 0})
+        self.admin = admin
 
     @property
     def dsn(self) -> str:

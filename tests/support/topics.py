@@ -1,0 +1,91 @@
+"""Topics on the shared broker, and the clients that a process's tests share: each client costs it and the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from support.waiting import until
+
+_DELETED_AT_ONCE = 25  # one request for so many topics costs the broker as much as one for two
+_LINGER = {"linger.ms": 1, "log_level": 0}
+
+
+class SharedBroker:
+    """The broker of all tests, as one process uses it."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        self._producer = Producer({"bootstrap.servers": bootstrap, **_LINGER})
+        self._produced = set[str]()
+        self._unused = set[str]()  # a request that has a name twice can end the process, in librdkafka
+        self._deletions: list[Future[None]] = []
+
+    def producer(self, topic: str) -> Producer:
+        """A client to produce with: a new one where the topic may have been created again since the last call."""
+        if topic in self._produced:
+            return Producer({"bootstrap.servers": self.bootstrap, **_LINGER})
+        self._produced.add(topic)
+        return self._producer
+
+    def delete(self, topic: str) -> None:
+        """Delete the topic, later and together with others; tests do not wait for it."""
+        self._unused.add(topic)
+        if len(self._unused) >= _DELETED_AT_ONCE:
+            self._delete()
+
+    def close(self) -> None:
+        """Delete what is left, and wait for all deletions."""
+        if self._unused:
+            self._delete()
+        for deletion in self._deletions:
+            _wait_for_deletion(deletion)
+
+    def _delete(self) -> None:
+        self._deletions += self.admin.delete_topics([*self._unused]).values()
+        self._unused.clear()
+        while self._deletions and self._deletions[0].done():
+            _wait_for_deletion(self._deletions.pop(0))
+
+
+@contextmanager
+def shared_broker(bootstrap: str) -> Iterator[SharedBroker]:
+    """The broker at this address, for the length of the run."""
+    broker = SharedBroker(bootstrap)
+    yield broker
+    broker.close()
+
+
+def new_producer(bootstrap: str) -> Producer:
+    """A client of a broker that a test has for itself."""
+    return Producer({"bootstrap.servers": bootstrap, **_LINGER})
+
+
+def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping[str, str]) -> None:
+    """Create a topic, and return when every partition has a leader."""
+    order = NewTopic(name, partitions, 1, config=dict(config))
+    admin.create_topics([order], operation_timeout=20)[name].result(30)
+
+    def has_leaders() -> bool:
+        known = admin.list_topics(name, timeout=20).topics[name].partitions
+        return sum(partition.leader >= 0 for partition in known.values()) == partitions
+
+    until(has_leaders, f"the leaders of {name}")
+
+
+def _wait_for_deletion(deletion: Future[None]) -> None:
+    try:
+        deletion.result(30)
+    except Exception as error:
+        if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the test deleted it
+            raise
+
+
+def _code(error: Exception) -> object:
+    return error.args[0].code() if error.args and isinstance(error.args[0], KafkaError) else None

@@ -74,11 +74,15 @@ def _sides(sample: Sample) -> Iterator[str]:
     """Both rows; of two, the columns that differ, among them its provenance."""
     live, rebuilt = sample.live, sample.rebuilt
     if live is None or rebuilt is None:
-        yield f"{'rebuilt' if live is None else 'live':<8}{_row(live or rebuilt or {})}"
+        yield f"{'rebuilt' if live is None else 'live':<8}{_texts(live or rebuilt or {})}"
         return
     names = [name for name in live if live[name] != rebuilt.get(name)]
-    yield f"{'live':<8}{_row({name: live[name] for name in names})}"
-    yield f"{'rebuilt':<8}{_row({name: rebuilt[name] for name in names})}"
+    yield f"{'live':<8}{_texts({name: live[name] for name in names})}"
+    yield f"{'rebuilt':<8}{_texts({name: rebuilt[name] for name in names})}"
+
+
+def _texts(row: Mapping[str, str | None]) -> str:
+    return plain(", ".join(f"{name}={'NULL' if value is None else value}" for name, value in row.items()))
 
 
 def _row(row: Mapping[str, Any]) -> str:

@@ -42,10 +42,10 @@ def test_what_differs_is_named(shop: Shop) -> None:
     samples: list[Any] = [(s.kind, s.key, s.live and s.live["amount"], s.rebuilt and s.rebuilt["amount"])
                           for s in table.samples]  # fmt: skip
     assert samples == [
-        ("different", {"id": 8}, 1, 88),
-        ("extra", {"id": 1000}, 1, None),
-        ("missing", {"id": 5}, None, 85),
-        ("missing", {"id": 6}, None, 86),
+        ("different", {"id": 8}, "1", "88"),
+        ("extra", {"id": 1000}, "1", None),
+        ("missing", {"id": 5}, None, "85"),
+        ("missing", {"id": 6}, None, "86"),
     ]
     assert json.loads(json.dumps(report.as_dict()))["tables"][0]["missing"] == 2
     assert shop.execute("SELECT count(*) FROM {schema}.orders WHERE id = 1000") == [(1,)], "nothing is changed"
@@ -65,7 +65,7 @@ def test_long_values_are_shown_by_their_beginning(shop: Shop) -> None:
     assert sample.rebuilt is not None
     digest = hashlib.md5(b"-" + b"9" * 5000, usedforsecurity=False).hexdigest()
     assert sample.live["amount"] == f"-{'9' * 999}… (5001 characters, MD5 {digest})"
-    assert (sample.rebuilt["amount"], sample.live["at"]) == (88, 8 + 80)
+    assert (sample.rebuilt["amount"], sample.live["at"]) == ("88", "88")
 
 
 def test_rows_of_types_without_equality_are_compared(shop: Shop) -> None:

@@ -24,15 +24,15 @@ DIFFERENT_KEY = "different key"  # a kind: the keys are equal (=), and not the s
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row that differs: its key, and its written columns in the live and in the rebuilt table.
+    """One row that differs: its key, and its written columns in the live and in the rebuilt table, as Postgres' text.
 
-    Of a value of more than 1,000 characters its beginning is there, as text, with its length and its MD5.
+    Of a value of more than 1,000 characters its beginning is there, with its length and its MD5.
     """
 
     kind: str
     key: Mapping[str, Any]
-    live: Mapping[str, Any] | None
-    rebuilt: Mapping[str, Any] | None
+    live: Mapping[str, str | None] | None
+    rebuilt: Mapping[str, str | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +177,17 @@ def _counted(tables: StagingTables) -> Difference:
 
 
 # A report has some rows of each kind, and each of them may have values of megabytes.
-_CUT_TEXT = (
-    "CASE WHEN length({column}::text) > {most} THEN left({column}::text, {most}) || '… (' || length({column}::text) "
-    "|| ' characters, MD5 ' || md5({column}::text) || ')' ELSE {column}::text END"
+# By concat(), because a cast to text drops the blanks at the end of a char(n).
+_CUT = (
+    "CASE WHEN num_nulls({column}) = 0 THEN CASE WHEN length(concat({column})) > {most} THEN left(concat({column}), "
+    "{most}) || '… (' || length(concat({column})) || ' characters, MD5 ' || md5(concat({column})) || ')' "
+    "ELSE concat({column}) END END AS {its}"
 )
-_CUT_VALUE = "CASE WHEN length({column}::text) > {most} THEN to_jsonb({text}) ELSE to_jsonb({column}) END AS {its}"
 
 
 def _samples(tables: StagingTables) -> tuple[Sample, ...]:
-    def texts(alias: str) -> Composable:
-        return ident.SQL(", ").join(composed(_CUT_TEXT, column=(alias, one), most=VALUE) for one in tables.columns)
-
     def values(alias: str) -> Composable:
-        cut = _CUT_VALUE.replace("{text}", _CUT_TEXT)
-        columns = (composed(cut, column=(alias, one), its=(one,), most=VALUE) for one in tables.columns)
+        columns = (composed(_CUT, column=(alias, one), its=(one,), most=VALUE) for one in tables.columns)
         return composed(
             "CASE WHEN {its} IS NOT NULL THEN (SELECT to_jsonb(v) FROM (SELECT {columns}) AS v) END",
             its=(alias, "tableoid"),
@@ -198,8 +195,7 @@ def _samples(tables: StagingTables) -> tuple[Sample, ...]:
         )
 
     found = tables.rows(
-        "SELECT diff.{kind}, (SELECT to_jsonb(k) FROM (SELECT {diff_key}) AS k), {live_values}, {built_values}, "
-        "ARRAY[{live_texts}], ARRAY[{built_texts}] "
+        "SELECT diff.{kind}, (SELECT to_jsonb(k) FROM (SELECT {diff_key}) AS k), {live_values}, {built_values} "
         "FROM (SELECT *, row_number() OVER (PARTITION BY {kind} ORDER BY {key}) AS {n} FROM "
         "(SELECT {key}, replace({kind}, {different_key}, 'different') AS {kind} FROM {diff}) AS kinds) AS diff "
         "LEFT JOIN {live} AS live USING ({key}) LEFT JOIN {built} AS built USING ({key}) "
@@ -208,31 +204,10 @@ def _samples(tables: StagingTables) -> tuple[Sample, ...]:
         diff_key=names(tables.target.key, "diff"),
         live_values=values("live"),
         built_values=values("built"),
-        live_texts=texts("live"),
-        built_texts=texts("built"),
         different_key=DIFFERENT_KEY,
         most=SAMPLES,
     )
-    return tuple(Sample(kind, key, *_sides(tables.columns, *sides)) for kind, key, *sides in found)
-
-
-def _sides(
-    columns: Sequence[str],
-    live: Mapping[str, Any] | None,
-    built: Mapping[str, Any] | None,
-    live_texts: Sequence[str | None],
-    built_texts: Sequence[str | None],
-) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Both rows as JSON; a value as text where its JSON is equal on both sides and its text is not (1.0 and 1.00)."""
-    if live is None or built is None:
-        return ({one: row[one] for one in columns} if row is not None else None for row in (live, built))  # type: ignore[return-value]
-    alike = {
-        one
-        for one, left, right in zip(columns, live_texts, built_texts, strict=True)
-        if left != right and live[one] == built[one]
-    }
-    left, right = (
-        {one: text if one in alike else row[one] for one, text in zip(columns, texts, strict=True)}
-        for row, texts in ((live, live_texts), (built, built_texts))
+    return tuple(
+        Sample(kind, key, *(row and {column: row[column] for column in tables.columns} for row in rows))
+        for kind, key, *rows in found
     )
-    return left, right

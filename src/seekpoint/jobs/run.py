@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.ledger.admin_actions import operator, pauser, set_paused
 from seekpoint.ledger.schema_connection import APPLICATION, GroupConnection, SchemaConnection
-from seekpoint.ledger.sql import GROUPS, RELOAD_RUN, WORKER, Query
+from seekpoint.ledger.sql import GROUPS, RELOAD_RUN, WORKER
 from seekpoint.ledger.tables import RELOAD_CLOSED, reload_position
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection
@@ -120,18 +120,6 @@ class Tx(SchemaConnection):
         given = [(run, at.group, at.partition.topic, at.partition.number, *astuple(at)[2:]) for at in positions]
         self.execute(RELOAD_RUN["insert_position"], [dict(zip(columns, values, strict=True)) for values in given])
 
-    def move_positions(self, statement: Query, run: UUID, ends: Mapping[tuple[str, Partition], int]) -> None:
-        """Set an offset of these positions: ``next_offset`` or ``end_offset``, as the statement says."""
-        ordered = sorted(ends)
-        self.execute(
-            statement,
-            run=run,
-            moving_consumer_group=[group for group, _ in ordered],
-            moving_topic=[at.topic for _, at in ordered],
-            moving_partition=[at.number for _, at in ordered],
-            moving_to_offset=[ends[each] for each in ordered],
-        )
-
 
 class Step(Tx):
     """The transaction of one step of a run. ``run`` is its row as the step has found it."""
@@ -150,7 +138,15 @@ class Step(Tx):
 
     def advance(self, ends: Mapping[tuple[str, Partition], int]) -> None:
         """Move the run's positions, in the transaction that adds its rows."""
-        self.move_positions(RELOAD_RUN["advance_positions"], self.run.id, ends)
+        ordered = sorted(ends)
+        self.execute(
+            RELOAD_RUN["advance_positions"],
+            run=self.run.id,
+            moving_consumer_group=[group for group, _ in ordered],
+            moving_topic=[at.topic for _, at in ordered],
+            moving_partition=[at.number for _, at in ordered],
+            moving_to_offset=[ends[each] for each in ordered],
+        )
 
 
 @contextmanager

@@ -272,7 +272,7 @@ def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
     idles: list[float] = []
     apply = CatchUp.apply
 
-    def asked(self: CatchUp, tx: Any, offsets: Any, **given: float) -> int:
+    def asked(self: CatchUp, tx: Any, offsets: Any, **given: Any) -> int:
         idles.append(given["idle"])
         return apply(self, tx, offsets, **given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from seekpoint.jobs.staging.consolidate import RANGE, stage_missing
 from seekpoint.jobs.staging.stage import begin_staging
 from support.before_cutover import reloaded, settled, started
 from support.reload_orders import Shop, doubled, of
@@ -46,7 +47,7 @@ def test_what_a_run_left_keeps_no_live_table(shop: Shop) -> None:
     settled(shop, RECORDS)
     reload, driver = started(shop.reload())
     begin_staging(driver, reload.sources)
-    reload._stage_ranges(driver)  # between two steps, as a killed driver leaves it
+    stage_missing(driver, reload._stager, RANGE, lambda *_: None)  # between two steps, as a killed driver leaves it
     with shop.holding("DROP TABLE {schema}.orders"):
         pass  # rolled back
     reload.stage(driver)

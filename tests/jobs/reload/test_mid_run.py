@@ -200,9 +200,9 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     thaw = threading.Timer(2 * IDLE, own_kafka.thaw)  # should the test fail
     apply = CatchUp.apply
 
-    def away(self: CatchUp, tx: Any, offsets: Any, *, idle: float = 30.0) -> int:
+    def away(self: CatchUp, tx: Any, offsets: Any, *, idle: float = 30.0, **given: Any) -> int:
         if idle != cutover.IDLE or held:
-            return apply(self, tx, offsets, idle=idle)
+            return apply(self, tx, offsets, idle=idle, **given)
         self.close()  # nothing was read ahead
         own_kafka.freeze()
         thaw.start()

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Row, delete
 
 from seekpoint.jobs.run import Driver, StagedPosition, Step
-from seekpoint.jobs.staging.extend_snapshot import Key, add_positions, key_of, require_no_resets
+from seekpoint.jobs.staging.distance import Key, add_positions, key_of, require_no_resets
 from seekpoint.jobs.staging.savepoints import Parts, all_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out
 from seekpoint.jobs.tables.sql_templates import rows
@@ -19,7 +19,7 @@ from seekpoint.jobs.tables.targets import PipelineSource, Target, aimed, aimed_p
 from seekpoint.kafka.ranges import IDLE, Piece, RangeFollower
 from seekpoint.ledger.dead_letters import dead_letter_of
 from seekpoint.ledger.sql import DEAD_LETTERS
-from seekpoint.ledger.tables import dead_letter
+from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition, RawRecord, State
 from seekpoint.sinks.copy import open_copy
@@ -65,16 +65,18 @@ class CatchUp:
             follower.close()
         self._followers.clear()
 
-    def apply(self, tx: Step, offsets: Sequence[Row[Any]], *, idle: float = IDLE) -> int:
+    def apply(self, tx: Step, offsets: Sequence[Row[Any]], *, idle: float = IDLE, at_most: int = LARGEST_BIGINT) -> int:
         """Apply the records up to these rows of ``partition_offset`` to the rebuilt tables; returns how many.
 
-        All of it is in this transaction. ``idle`` is how many seconds the brokers may send nothing.
+        All of it is in this transaction. ``idle`` is how many seconds the brokers may send nothing; ``at_most`` is how
+        many offsets of each partition are passed.
 
         Raises ReloadRefused where an operator has reset a position since the run was opened, or a topic was recreated:
         then the run cannot be used any more. After any error the consumers continue at the run's stored positions.
         """
         positions = self._positions(tx, offsets)
         ends = {key_of(row): row.next_offset for row in offsets}
+        ends = {key: min(end, positions[key].next_offset + at_most) for key, end in ends.items()}
         read = 0
         try:
             for group in self._sources:

@@ -14,7 +14,7 @@ from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload.merge_check import hides_rows
 from seekpoint.jobs.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
-from seekpoint.jobs.staging.extend_snapshot import beyond
+from seekpoint.jobs.staging.distance import beyond
 from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified
 from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, resolve, targets
 from seekpoint.kafka.range_checks import require_known

@@ -21,7 +21,7 @@ from seekpoint.jobs.reload.merge_preconditions import require_allowed, require_n
 from seekpoint.jobs.reload.open import open_run
 from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Progress, Run, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
-from seekpoint.jobs.staging.extend_snapshot import LARGE, CatchUpProgress, distance, extend
+from seekpoint.jobs.staging.distance import CatchUpProgress, distance
 from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Stager, begin_staging, writes_other_tables
 from seekpoint.jobs.tables.dependencies import notes
@@ -36,6 +36,7 @@ from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line
 
+LARGE = 200_000  # records of a partition in one pass: its transaction holds a snapshot, and delays vacuum
 SMALL = 2_000  # records of a catch-up pass; after one of at most so many the cut-over may take its locks
 ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated)  # would recur under another driver
 
@@ -47,9 +48,8 @@ class Reload:
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
     own configuration. ``stager`` says who reads the log: by default this process, or so many ``processes`` of this
-    machine. Workers continue all the time; the cut-over makes them wait, for ``max_wait`` seconds at most. What they
-    commit while ranges are staged is staged in the same way while it is more than ``large`` records. ``progress`` is
-    called with what is being done, how many records of it are done (of "warming up": keys), and of how many (0: not
+    machine. Workers continue all the time; the cut-over makes them wait, for ``max_wait`` seconds at most. ``progress``
+    is called with what is being done, how many records of it are done (of "warming up": keys), and of how many (0: not
     known). ``archive`` has what retention took of the logs.
 
     A merge calls ``compared`` with its :class:`Report` before it publishes anything, and is refused (CutOverRefused,
@@ -71,7 +71,6 @@ class Reload:
         limits: Limits | None = None,
         actor: str | None = None,
         range_records: int = RANGE,
-        large: int = LARGE,
         progress: Progress | None = None,
         archive: Archive | None = None,
         max_wait: float = MAX_WAIT,
@@ -94,7 +93,6 @@ class Reload:
             max_deletes=max_deletes,
             allow_cascades=allow_cascades,
         )
-        self._large = large
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
@@ -167,8 +165,7 @@ class Reload:
             if driver.run.state == "opened":
                 begin_staging(driver, self.sources)
             if driver.run.state == "staging":
-                self._stage_ranges(driver)
-                self._stage_what_came_meanwhile(driver)
+                stage_missing(driver, self._stager, self._range_records, self._progress)
                 check_topics(self.kafka, driver)
                 consolidate(driver, self.sources)
             if driver.run.state == "staged":
@@ -180,10 +177,10 @@ class Reload:
         with self._ending(driver):
             pace = CatchUpProgress()
             while True:
-                read = self._round(driver, passes)
-                if read <= SMALL:
+                ahead, read = self._round(driver, passes)
+                if max(ahead, read) <= SMALL:
                     return read
-                pace.require_shrinking(read)
+                pace.require_shrinking(ahead)
 
     def compare(self, driver: Driver, passes: CatchUp) -> Report:
         """Compare rebuilt and live tables at the same offsets, and keep what differs for the cut-over."""
@@ -263,29 +260,20 @@ class Reload:
             if self.runs.get(driver.run.id).is_open:
                 self.runs.abort(driver.run.id, f"{reason}: broken off before the tables were compared")
 
-    def _stage_ranges(self, driver: Driver) -> None:
-        stage_missing(driver, self._stager, self._range_records, self._progress)
-
-    def _stage_what_came_meanwhile(self, driver: Driver) -> None:
-        """Stage by tasks as long as there is much to read: catch-up passes run in one process."""
-        pace = CatchUpProgress()
-        while records := extend(driver, self.sources, self.kafka, self._large):
-            pace.require_shrinking(records)
-            self._stage_ranges(driver)
-
-    def _round(self, driver: Driver, passes: CatchUp) -> int:
+    def _round(self, driver: Driver, passes: CatchUp) -> tuple[int, int]:
+        """The distance to the groups' positions in records, and how many of them this pass has read."""
         states = ("indexed", "catching_up", "compared")
         with driver.step(*states) as tx:
             offsets = tx.offsets()
-            behind = distance({(at.group, at.partition): at for at in tx.positions()}, offsets)
-        self._progress("catching_up", 0, behind)  # between two steps: the callback may be slow
+            ahead = distance({(at.group, at.partition): at for at in tx.positions()}, offsets)
+        self._progress("catching_up", 0, ahead)  # between two steps: the callback may be slow
         read = retried(lambda: self._apply(driver, passes, states), is_conflict)
-        self._progress("catching_up", behind, behind)
-        return read
+        self._progress("catching_up", min(read, ahead), ahead)
+        return ahead, read
 
     def _apply(self, driver: Driver, passes: CatchUp, states: Sequence[str]) -> int:
         with driver.step(*states, isolation=SERIALIZABLE_ENOUGH) as tx:
-            read = passes.apply(tx, tx.offsets())
+            read = passes.apply(tx, tx.offsets(), at_most=LARGE)
             if driver.run.state == "indexed":
                 driver.transition(tx, "catching_up")
         return read

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.run import Driver, Progress, Run, StagedPosition, Step, Tx
 from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
-from seekpoint.jobs.staging.extend_snapshot import require_topics
+from seekpoint.jobs.staging.distance import require_topics
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.constraints import check_references, references

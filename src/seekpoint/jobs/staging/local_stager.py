@@ -8,10 +8,8 @@ import signal
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, Self
-from uuid import UUID
+from typing import Any
 
 from sqlalchemy import Engine
 
@@ -44,8 +42,7 @@ class LocalStager:
         if processes < 0:
             raise ConfigError(f"processes must be 0 (stage in this one) or more, got {processes}")
         self._engine, self._schema, self._kafka = engine, schema, kafka
-        self._pipelines = {source.group: source.pipeline for source in sources}
-        self._names, self._processes = {source.group: source.name for source in sources}, processes
+        self._sources, self._processes = {source.group: source for source in sources}, processes
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
         """Stage each; yields each when it is committed: here in the order given, by processes as they are done.
@@ -54,27 +51,28 @@ class LocalStager:
         again. A caller that stops iterating ends them: what they have in hand is rolled back.
         """
         if self._processes:
-            with Pool(self._plan(run, tasks), self._processes) as pool:
-                yield from pool.stage(tasks)
+            yield from _in_processes(self._plan(run, tasks), tasks, self._processes)
             return
         for task in tasks:
-            yield stage_range(
-                self._engine,
-                self._schema,
-                self._kafka,
-                run.id,
-                pipeline=self._pipelines[task.group],
-                range_=task.range,
-            )
+            pipeline = self._sources[task.group].pipeline
+            yield stage_range(self._engine, self._schema, self._kafka, run.id, pipeline=pipeline, range_=task.range)
 
-    def _plan(self, run: Run, tasks: Sequence[Task]) -> Plan:
-        if nameless := sorted({task.group for task in tasks if not self._names[task.group]}):
+    def _plan(self, run: Run, tasks: Sequence[Task]) -> bytes:
+        """What each process gets first, through its pipe: no argument and no environment shows the database's URL."""
+        names = {group: source.name for group, source in self._sources.items()}
+        if nameless := sorted({task.group for task in tasks if not names[task.group]}):
             raise ConfigError(
                 f"processes cannot import the pipeline of group {nameless[0]!r}, which was given as an object: name it "
                 "as 'module:name'"
             )
         url = self._engine.url.render_as_string(hide_password=False)
-        return Plan(url, self._schema, self._kafka, run.id, self._names)
+        try:
+            return pickle.dumps((url, self._schema, self._kafka, run.id, names))
+        except Exception as error:
+            raise ConfigError(
+                f"kafka= cannot be sent to the processes that stage ({one_line(error)}): callbacks must be functions "
+                "of a module; or stage in this process, processes=0"
+            ) from error
 
 
 CRASHES = 3  # of processes, in a row and for each: no range was staged between
@@ -83,74 +81,41 @@ PATIENCE = 5.0  # seconds for a process to end by itself after SIGTERM
 _SPAWN = multiprocessing.get_context("spawn")  # a fork would share connections, and Kafka's threads would be missing
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What each process gets first, through its pipe: no argument and no environment shows the database's URL."""
+def _in_processes(plan: bytes, tasks: Sequence[Task], most: int) -> Iterator[Staged]:
+    """Stage each, in the order in which they are done; what is in hand when the iteration ends is rolled back.
 
-    url: str
-    schema: str
-    kafka: Mapping[str, Any]
-    run: UUID
-    pipelines: Mapping[str, str]
-
-
-class Pool:
-    """Some processes with one plan; use ``with``, which ends them: what is in hand then is rolled back."""
-
-    def __init__(self, plan: Plan, processes: int) -> None:
-        try:
-            pickle.dumps(plan)
-        except Exception as error:
-            raise ConfigError(
-                f"kafka= cannot be sent to the processes that stage ({one_line(error)}): callbacks must be functions "
-                "of a module; or stage in this process, processes=0"
-            ) from error
-        self._plan, self._processes = plan, processes
-        self._members: list[_WorkerProcess] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for member in self._members:
-            member.end()
-        self._members.clear()
-
-    def stage(self, tasks: Sequence[Task]) -> Iterator[Staged]:
-        """Each of them, in the order in which they are done.
-
-        A process that is killed is replaced, and its range is staged again. Raises what the processes raise, and
-        ChildProcessError where they die again and again.
-        """
-        left, deaths = deque(tasks), 0
-        self._members = [_WorkerProcess(self._plan) for _ in range(min(self._processes, len(tasks)))]
-        while left or any(member.task for member in self._members):
-            for member in self._members:
+    A process that is killed is replaced, and its range is staged again. Raises what the processes raise, and
+    ChildProcessError where they die again and again.
+    """
+    left, deaths = deque(tasks), 0
+    members = [_WorkerProcess(plan) for _ in range(min(most, len(tasks)))]
+    try:
+        while left or any(member.task for member in members):
+            for member in members:
                 if member.task is None and left:
                     member.give(left.popleft())
-            for member in self._answering():
-                task, answer = member.task, member.answer()
-                if answer is not None:
+            busy: dict[Any, _WorkerProcess] = {member.pipe: member for member in members if member.task is not None}
+            for member in map(busy.__getitem__, wait(list(busy))):
+                task, staged = member.task, member.answer()
+                if staged is not None:
                     deaths = 0
-                    yield answer
+                    yield staged
                     continue
                 deaths += 1
-                if deaths >= CRASHES * self._processes:
+                if deaths >= CRASHES * most:
                     raise ChildProcessError(_why(member, task, deaths))
                 if task is not None:
                     left.appendleft(task)
-                self._members[self._members.index(member)] = _WorkerProcess(self._plan)
-
-    def _answering(self) -> list[_WorkerProcess]:
-        """Those that have said something, or died; waits for one."""
-        busy = {member.pipe: member for member in self._members if member.task is not None}
-        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+                members[members.index(member)] = _WorkerProcess(plan)
+    finally:
+        for member in members:
+            member.end()
 
 
 class _WorkerProcess:
     """One process, and the task that it has in hand."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: bytes) -> None:
         self.pipe, theirs = _SPAWN.Pipe()
         self.task: Task | None = None
         self.process = _SPAWN.Process(target=_serve, args=(theirs,), name="seekpoint-stage", daemon=True)
@@ -205,24 +170,23 @@ def _why(member: _WorkerProcess, task: Task | None, deaths: int) -> str:
 def _serve(pipe: Connection) -> None:
     """The process: ranges in, answers out, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the parent process ends this one
-    plan: Plan = pipe.recv()
-    engine = postgres_engine(plan.url)
+    url, schema, kafka, run, names = pickle.loads(pipe.recv())  # noqa: S301 -- of the parent process
+    engine = postgres_engine(url)
+
+    def answer(task: Task) -> tuple[str, object]:
+        try:
+            pipeline = load_pipeline(names[task.group])
+            return "staged", stage_range(engine, schema, kafka, run, pipeline=pipeline, range_=task.range)
+        except ENDS_STAGING as error:
+            return "ends", error_as_text(error)
+        except Exception as error:  # noqa: BLE001 -- raised where the answer is taken
+            return "fails", _carried(error)
+
     while True:
         try:
-            task: Task = pipe.recv()
-            pipe.send(_answer(plan, engine, task))
+            pipe.send(answer(pipe.recv()))
         except (EOFError, OSError):  # the parent process is gone
             return
-
-
-def _answer(plan: Plan, engine: Any, task: Task) -> tuple[str, object]:
-    try:
-        pipeline = load_pipeline(plan.pipelines[task.group])
-        return "staged", stage_range(engine, plan.schema, plan.kafka, plan.run, pipeline=pipeline, range_=task.range)
-    except ENDS_STAGING as error:
-        return "ends", error_as_text(error)
-    except Exception as error:  # noqa: BLE001 -- raised where the answer is taken
-        return "fails", _carried(error)
 
 
 def _carried(error: Exception) -> bytes:

@@ -154,18 +154,6 @@ WHERE position.run = %(run)s
   AND position.topic = moving.topic
   AND position.partition = moving.partition;
 
--- name: extend_positions
--- The snapshot offsets of a run that is still staging.
-UPDATE seekpoint.reload_position AS position
-SET end_offset = moving.to_offset
-FROM unnest((SELECT %(moving_consumer_group)s::text[]), (SELECT %(moving_topic)s::text[]),
-            (SELECT %(moving_partition)s::integer[]), (SELECT %(moving_to_offset)s::bigint[]))
-     AS moving (consumer_group, topic, partition, to_offset)
-WHERE position.run = %(run)s
-  AND position.consumer_group = moving.consumer_group
-  AND position.topic = moving.topic
-  AND position.partition = moving.partition;
-
 -- name: disown
 -- A batch job claims under its run's id. An owner that stays after the run would look like a worker.
 UPDATE seekpoint.partition_offset SET owner = NULL WHERE consumer_group = %(group)s AND owner = %(run)s;

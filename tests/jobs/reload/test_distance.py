@@ -1,4 +1,4 @@
-"""Records that the groups apply while ranges are staged: tasks stage them, if many, as if the run were opened again."""
+"""Records that the groups apply while ranges are staged: passes of bounded length apply them to the rebuilt tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from seekpoint.errors import HandlerOutdated, ReloadRefused
 from seekpoint.jobs.reload import Reload, Run
+from seekpoint.jobs.reload import reload as reload_module
 from seekpoint.jobs.staging.local_stager import LocalStager
 from support.before_cutover import applied_by, resume, settled, widen, working
 from support.reload_orders import Shop, doubled, of
@@ -42,52 +43,46 @@ def stop_outdated(worker: Any) -> None:
         worker.stop()
 
 
-def test_large_deltas_are_staged_by_tasks_until_they_are_small(shop: Shop) -> None:
+@pytest.fixture(autouse=True)
+def small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes 20 offsets of a partition, and the cut-over may follow one that left at most 5."""
+    monkeypatch.setattr(reload_module, "LARGE", 20)
+    monkeypatch.setattr(reload_module, "SMALL", 5)
+
+
+def test_what_came_meanwhile_is_caught_up_in_passes_of_bounded_length(shop: Shop) -> None:
     worker = working(shop, RECORDS)
     told: Steps = []
-    reload = shop.reload(range_records=50, large=20, progress=lambda *step: told.append(step))
-    second, third, fourth = ([of(n % 40, n, n) for n in range(a, b)] for a, b in ((80, 190), (190, 230), (230, 245)))
-    stager = reload._stager = Meanwhile(reload, *(grown(shop, worker, records) for records in (second, third, fourth)))
+    reload = shop.reload(range_records=50, progress=lambda *step: told.append(step))
+    later = [of(n % 40, n, n) for n in range(80, 133)]
+    stager = reload._stager = Meanwhile(reload, grown(shop, worker, later))
     driver = reload.open()
     reload.stage(driver)
-    assert stager.plans == [
-        [(0, 0, 50), (0, 50, 80)],
-        [(0, 80, 130), (0, 130, 180), (0, 180, 190)],
-        [(0, 190, 230)],  # and 15 more are for catch-up passes
-    ]
-    assert [at.end_offset for at in reload.runs.positions(driver.run.id)] == [230, 0]
+    assert stager.plans == [[(0, 0, 50), (0, 50, 80)]]
+    assert [at.end_offset for at in reload.runs.positions(driver.run.id)] == [80, 0]
     reload.run(driver)
     stop_outdated(worker)
-    assert shop.rows() == doubled(RECORDS + second + third + fourth)
-    assert [step for step in told if step[0] == "staging"] == [
-        ("staging", 0, 80), ("staging", 50, 80), ("staging", 80, 80),
-        ("staging", 80, 190), ("staging", 130, 190), ("staging", 180, 190), ("staging", 190, 190),
-        ("staging", 190, 230), ("staging", 230, 230),
-    ]  # fmt: skip
-    assert ("catching_up", 0, 15) in told
-    assert ("catching_up", 15, 15) in told
+    assert shop.rows() == doubled(RECORDS + later)
+    passes = [step for step in told if step[0] == "catching_up" and step[1]]
+    assert passes[:3] == [("catching_up", 20, 53), ("catching_up", 20, 33), ("catching_up", 13, 13)]
     assert told[-1] == ("cutting over", 0, 0)
 
 
-def test_dead_letters_of_the_added_ranges_are_left_out(shop: Shop) -> None:
+def test_dead_letters_of_what_came_meanwhile_are_left_out(shop: Shop) -> None:
     worker = working(shop, RECORDS, on_poison="dead_letter")
-    reload = shop.reload(large=20, pipeline={"on_poison": "dead_letter"})
+    reload = shop.reload(pipeline={"on_poison": "dead_letter"})
     later = [of(n, 7, n) for n in range(40)] + [of(500, 9_999)]
     reload._stager = Meanwhile(reload, grown(shop, worker, later))
-    driver = reload.open()
-    reload.stage(driver)
-    left_out = shop.execute(f"SELECT record_offset FROM {driver.run.staging_schema}.left_out ORDER BY 1")
-    assert left_out == [(len(RECORDS) + 40,)]
-    reload.run(driver)
+    reload.run(reload.open())
     stop_outdated(worker)
     assert shop.rows() == doubled(RECORDS + later[:-1])
 
 
 def test_a_dead_letter_that_is_replayed_while_ranges_are_staged_comes_before_later_records(shop: Shop) -> None:
-    """Its key has a newer row by then, which tasks would have written first."""
+    """Its key has a newer row by then, which the pass of its own would have written first."""
     options: dict[str, Any] = {"on_poison": "dead_letter"}
     shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
-    first, later = [of(1), of(2, 77), of(3)], [*(of(n) for n in range(10, 30)), of(2, 5)]
+    first, later = [of(1), of(2, 77), of(3)], [*(of(n) for n in range(10, 40)), of(2, 5)]
     worker = working(shop, first, **options)
 
     def replay() -> None:
@@ -96,25 +91,23 @@ def test_a_dead_letter_that_is_replayed_while_ranges_are_staged_comes_before_lat
         applied_by(worker, shop, later)
         worker.stop()
 
-    reload = shop.reload(large=2, pipeline=options)
+    reload = shop.reload(pipeline=options)
     reload._stager = Meanwhile(reload, replay)
     reload.run(reload.open())
     assert shop.rows() == doubled(first + later)
 
 
-def test_partitions_that_come_while_ranges_are_staged_are_staged_too(full: Shop) -> None:
+def test_partitions_that_come_while_ranges_are_staged_are_caught_up_too(full: Shop) -> None:
     later = [of(n, 9, n) for n in range(100, 150)]
 
     def wider() -> None:
         widen(full, 3)
         settled(full, later, partition=2)
 
-    reload = full.reload(large=20)
+    reload = full.reload()
     stager = reload._stager = Meanwhile(reload, wider)
-    driver = reload.open()
-    reload.stage(driver)
-    assert stager.plans == [[(0, 0, 80)], [(2, 0, 50)]]
-    reload.run(driver)
+    reload.run(reload.open())
+    assert stager.plans == [[(0, 0, 80)]]
     assert full.rows() == doubled(RECORDS + later)
 
 
@@ -124,26 +117,29 @@ def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(full: S
         full.ledger().reset_offset(full.topic, 0, 10, log=None, reason="a test")
         settled(full, RECORDS)
 
-    reload = full.reload(large=20)
+    reload = full.reload()
     reload._stager = Meanwhile(reload, rewound)
     driver = reload.open()
     with pytest.raises(ReloadRefused, match="was reset since the run was opened"):
-        reload.stage(driver)
+        reload.run(driver)
     assert reload.runs.get(driver.run.id).state == "failed"
 
 
-def test_deltas_that_do_not_shrink_end_the_run(shop: Shop) -> None:
-    """Workers that are faster than the tasks: staged for ever, nothing would be published."""
+def test_a_distance_that_does_not_shrink_ends_the_run(shop: Shop) -> None:
+    """Workers that are faster than the passes: nothing would ever be published."""
     worker = working(shop, RECORDS)
-    reload = shop.reload(large=5)
     more = [of(n, 1, n) for n in range(10)]
-    happens = [grown(shop, worker, more)] * 20
-    stager = reload._stager = Meanwhile(reload, *happens)
+
+    def told(what: str, done: int, total: int) -> None:
+        if what == "catching_up" and done:
+            applied_by(worker, shop, more)
+
+    reload = shop.reload(progress=told)
+    reload._stager = Meanwhile(reload, grown(shop, worker, more))
     driver = reload.open()
     with pytest.raises(ReloadRefused, match=r"faster than the rebuild follows: 10 records in the last pass, and 10"):
-        reload.stage(driver)
+        reload.run(driver)
     worker.stop()
-    assert len(stager.plans) == 11
     assert reload.runs.get(driver.run.id).state == "failed"
 
 

@@ -244,7 +244,7 @@ def test_a_pipeline_without_a_name_cannot_be_sent(shop: Shop, spark: SparkSessio
     made = job()
     made.reload = shop.reload(stager=made.stager)
     driver = made.opened()
-    with pytest.raises(ConfigError, match="name it as .module:name"):
+    with pytest.raises(ConfigError, match="name it as"):
         list(made.stager.stage(driver.run, made.tasks(driver)))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
@@ -18,10 +19,10 @@ import msgspec
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint import Append, Json, Pipeline, Text, Upsert
+from seekpoint import Append, Json, Pipeline, Text, Upsert, schema
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert import upsert as upsert_module
@@ -277,12 +278,29 @@ ODD_INPUT = [
 EXTENSIONS = {"hstore": "hstore", "ltree": "ltree", "lquery": "ltree"}
 
 
+@pytest.fixture(scope="module")
+def extended_ground(idle_databases: Callable[[], AbstractContextManager[str]]) -> Iterator[Ground]:
+    """Tables in another database: where one has ``hstore``, SQLAlchemy gives psycopg another dumper for a dict."""
+    with idle_databases() as url:
+        engine = create_engine(url)
+        schema.upgrade(engine, schema="seekpoint")
+        yield Ground(engine, "seekpoint")
+        engine.dispose()
+
+
+@pytest.fixture
+def ground_with(request: pytest.FixtureRequest, column: str) -> Ground:
+    """Where the column's type is, or can be created."""
+    ground: Ground = request.getfixturevalue("extended_ground" if column in EXTENSIONS else "ground")
+    return ground
+
+
 def extended(ground: Ground, column: str) -> str:
-    """The type's name; its extension is made where it is an extension's. Skips where the server has none."""
+    """The type's name; its extension is created where it is an extension's. Skips where the server has none."""
     if (extension := EXTENSIONS.get(column)) is None:
         return column
-    try:  # an extension is the database's: other tests make it at the same time
-        ground.sql(f"SELECT pg_advisory_xact_lock(4711); CREATE EXTENSION IF NOT EXISTS {extension} SCHEMA public")
+    try:
+        ground.sql(f"CREATE EXTENSION IF NOT EXISTS {extension} SCHEMA public")
     except DBAPIError as error:
         if not isinstance(error.orig, psycopg.errors.FeatureNotSupported | psycopg.errors.UndefinedFile):
             raise
@@ -293,16 +311,17 @@ def extended(ground: Ground, column: str) -> str:
 @pytest.mark.parametrize("kind", ["Append", "Upsert", "Upsert of many", "AppendArrow"])
 @pytest.mark.parametrize(("column", "bad", "good"), ODD_INPUT, ids=[odd[0] for odd in ODD_INPUT])
 def test_a_lone_record_that_a_types_input_refuses_is_a_dead_letter(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, *, column: str, bad: str, good: str, kind: str
+    ground_with: Ground, monkeypatch: pytest.MonkeyPatch, *, column: str, bad: str, good: str, kind: str
 ) -> None:
     """Alone, too, where no other record shows that the statement is right."""
+    ground, name = ground_with, f"{column}, {kind}"
     options: dict[str, Any] = {"columns": ["id", "v"], "row": lambda r: (r.offset, r.value)}
-    path = ground.create(f"id int PRIMARY KEY, v {extended(ground, column)}")
+    path = ground.create(f"id int PRIMARY KEY, v {extended(ground, column)}", name)
     sink: Any = {"Append": Append, "AppendArrow": AppendArrow}.get(kind, partial(Upsert, key=["id"]))(path, **options)
     if kind == "Upsert of many":
         monkeypatch.setattr(upsert_module, "WriteStrategies", partial(Forced, WriteStrategy.TEMP_TABLE))
-    pipeline = Pipeline("g", topics=TOPIC, value=Text(), sinks=[sink], on_poison="dead_letter")
+    pipeline = Pipeline(name, topics=TOPIC, value=Text(), sinks=[sink], on_poison="dead_letter")
     for offset, text in enumerate((good, bad, good, bad)):
         done = ground.process(pipeline, *orders(text.encode(), start=offset))
         assert [one.offset for one in done.dead_letters] == [offset] * (text == bad)
-    assert ground.rows("id") == [(0,), (2,)]
+    assert ground.rows("id", name=name) == [(0,), (2,)]

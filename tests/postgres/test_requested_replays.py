@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Engine, event, text
 
 from seekpoint import Ledger, Record
 from seekpoint.admin import Admin, ReplayRequest, Where
+from seekpoint.backoff import Backoff
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.backoff import Backoff
 from seekpoint.testing import raw
 from seekpoint.worker.replay import dead_letter_admin, requests
 from seekpoint.worker.replay.requests import RequestedReplays

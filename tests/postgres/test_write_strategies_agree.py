@@ -24,6 +24,7 @@ from seekpoint.sinks.upsert.strategy import WriteStrategies
 from seekpoint.testing import kit, raw, record
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.open_batch import Buffer
+from seekpoint.worker.parts import PartSavepoints
 from support.round_trips import trips
 from support.sink_tables import TOPIC, Ground, writer_of
 
@@ -253,10 +254,10 @@ def test_types_are_asked_again_after_a_part_that_was_undone(ground: Ground) -> N
     path = ground.create("o bigint, v text")
     sink, session = Append(path, columns=["o", "v"]), Session(ground.engine)
     with session.transaction() as tx:
-        tx.savepoints.begin(keeps_locks=True)
+        savepoints = PartSavepoints(tx, keeps_locks=True)
         with writer_of(sink).open(tx) as writer:
             writer.write([(0, "5")])
-        tx.savepoints.undo()
+        savepoints.undo()
         ground.sql("SET LOCAL lock_timeout = '5s'; ALTER TABLE t ALTER v TYPE jsonb USING to_jsonb(v)")
         with writer_of(sink).open(tx) as writer:
             writer.write([(1, "5")])
@@ -269,13 +270,13 @@ def test_types_are_asked_once_while_their_lock_is_held(ground: Ground, *, keeps_
     """After a part that was kept; each part asks again where code of the user's could release the lock."""
     sink, session = Append(ground.create("o bigint, v text"), columns=["o", "v"]), Session(ground.engine)
     with session.transaction() as tx:
-        tx.savepoints.begin(keeps_locks=keeps_locks)
+        savepoints = PartSavepoints(tx, keeps_locks=keeps_locks)
         counts = []
         for o in range(3):
             with trips(tx.driver) as counted, writer_of(sink).open(tx) as writer:
                 writer.write([(o, "5")])
             counts.append(counted.count)
-            tx.savepoints.keep() if o == 0 else tx.savepoints.undo()
+            savepoints.keep() if o == 0 else savepoints.undo()
         with pytest.raises(DBAPIError, match="lock timeout"):
             ground.sql("SET LOCAL lock_timeout = '10ms'; ALTER TABLE t ALTER v TYPE jsonb USING to_jsonb(v)")
     session.close()

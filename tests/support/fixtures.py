@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 from sqlalchemy import URL, Engine, create_engine
 
 from seekpoint import schema
+from seekpoint.backoff import Backoff
 from seekpoint.kafka import librdkafka
-from seekpoint.postgres.backoff import Backoff
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import Terminal

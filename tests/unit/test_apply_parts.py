@@ -22,6 +22,7 @@ from seekpoint.pipeline.sink import Sink, SinkWriter
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
+from seekpoint.worker import parts
 from seekpoint.worker.apply import apply
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.assignment.chunk import Chunk, Read
@@ -36,10 +37,6 @@ class Tx:
     def __init__(self) -> None:
         self.rows: list[str] = []
         self.kept = 0
-        self.savepoints = self
-
-    def begin(self, *, keeps_locks: bool) -> None:
-        self.keep()
 
     def keep(self) -> None:
         self.kept = len(self.rows)
@@ -53,6 +50,14 @@ class Tx:
 
     def check(self) -> None:
         pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def savepoints() -> Iterator[None]:
+    """The transaction has its savepoints itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PartSavepoints", lambda tx, **_: tx)
+        yield
 
 
 Handle = Callable[[Any, Batch[Any, Any]], None]

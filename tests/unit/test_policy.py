@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Ledger, Limits, Retry, StartAt
+from seekpoint.backoff import Backoff
 from seekpoint.errors import ConfigError, SeekpointError
-from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import Fault, connection_lost, fault, is_data_error, is_transient, sqlstate
 from seekpoint.records import Partition
 from support.failures import for_each

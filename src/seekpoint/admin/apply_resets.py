@@ -12,12 +12,12 @@ from sqlalchemy.exc import OperationalError
 from seekpoint.admin.by import By
 from seekpoint.admin.history import last_resets
 from seekpoint.admin.reset_plan import Reset, ResetDone, ResetPlan, ResetResult
+from seekpoint.backoff import Backoff
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import reset_offset
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, RESETS, asking_for
-from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate
 from seekpoint.records import Partition, one_line
 

@@ -25,12 +25,12 @@ from seekpoint.admin.replace_plan import (
     read_pair,
     require_replaceable,
 )
+from seekpoint.backoff import retried
 from seekpoint.errors import Fenced, NotApplied
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, REPLACE, RESETS
-from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition
 

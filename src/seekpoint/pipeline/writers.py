@@ -37,7 +37,7 @@ class PipelineWriters(Generic[V, K]):
         self.by_value = self.sinks[0] if is_only and is_bytes else None
 
     def rows(self, record: Record[V, K | None]) -> list[tuple[Row, ...]]:
-        """The record's rows for each sink; raises what ``row=`` raises."""
+        """Make the record's rows for each sink; raises what ``row=`` raises."""
         return [() if writer is None else tuple(writer.rows(record)) for writer in self._taking[record.topic]]
 
     def decode(self, raw: RawRecord) -> Record[V, K | None]:

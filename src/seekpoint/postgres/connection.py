@@ -10,9 +10,7 @@ from functools import partial
 from typing import Any, NoReturn, Self
 
 import psycopg
-from psycopg import sql
 from psycopg.pq import PipelineStatus, TransactionStatus
-from psycopg.rows import tuple_row
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, Transaction
 
 from seekpoint.errors import HandlerMisuse
@@ -114,56 +112,6 @@ def settings_kept(driver: psycopg.Connection[Any]) -> Iterator[None]:
             setattr(driver, name, value)
 
 
-class PartSavepoints:
-    """Divides a transaction into parts, with one round trip for each (``begin_nested()`` needs two).
-
-    ``prepare`` is called before each part. ``is_lent``: a handler may have set another search_path or role, so each
-    part that follows sets them as they were before the first. ``locked`` is what the transaction's locks keep as it was
-    found, by name; None where code of the user's may release them.
-    """
-
-    def __init__(self, driver: psycopg.Connection[Any], prepare: Callable[[], None]) -> None:
-        self.is_lent = False
-        self.locked: dict[Any, Any] | None = None
-        self._locked_before: dict[Any, Any] = {}  # this part
-        self._driver, self._prepare = driver, prepare
-        self._path_and_role = ""
-
-    def begin(self, *, keeps_locks: bool = False) -> None:
-        """Begin the first part. ``keeps_locks``: only ``undo()`` releases a lock."""
-        self._prepare()
-        self.locked = {} if keeps_locks else None
-        asked = "SELECT current_setting('search_path'), current_setting('role'); SAVEPOINT seekpoint_part"
-        path, role = self._driver.cursor(row_factory=tuple_row).execute(asked, prepare=False).fetchone() or ("", "none")
-        # A handler's temporary table must not hide a table of the same name from later parts.
-        shown = path if "pg_temp" in path else ", ".join([*filter(None, [path]), "pg_temp"])
-        self._path_and_role = (
-            sql.SQL("SELECT set_config('search_path', {}, true), set_config('role', {}, true);")
-            .format(sql.Literal(shown), sql.Literal(role))
-            .as_string()
-        )
-
-    def keep(self) -> None:
-        """Keep what was written since the part began, and begin the next part.
-
-        search_path and role are set as before the first part, in case a handler has changed them.
-        """
-        self._prepare()
-        self._locked_before = dict(self.locked or ())
-        again = self._path_and_role if self.is_lent else ""
-        self._command(f"RELEASE SAVEPOINT seekpoint_part; {again} SAVEPOINT seekpoint_part")
-
-    def undo(self) -> None:
-        """Undo what was written since the part began, and begin it again."""
-        self._prepare()
-        if self.locked is not None:
-            self.locked = dict(self._locked_before)  # the server releases the locks of this part
-        self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
-
-    def _command(self, command: str) -> None:
-        self._driver.execute(command, prepare=False)  # two commands in one cannot be prepared
-
-
 class HandlerConnection(Connection):
     """A SQLAlchemy connection inside Seekpoint's transaction.
 
@@ -172,12 +120,13 @@ class HandlerConnection(Connection):
     reaches the server, because rows and offset would not be committed together (I1); also through the transaction, the
     driver's connection or an ORM session.
 
-    ``savepoints`` are the transaction's parts. ``was_lent``: a handler has had the connection, so it never returns to
-    the pool; ``was_lent_now``: in this transaction.
+    ``was_lent``: a handler has had the connection, so it never returns to the pool; ``was_lent_now``: in this
+    transaction. ``locked`` is what the transaction's locks keep as it was found, by name; None where code of the user's
+    may release them.
     """
 
-    savepoints: PartSavepoints
     was_lent_now: bool
+    locked: dict[Any, Any] | None
     was_lent = False
     _lent: Any = None  # the driver's connection, as the handler has it that runs now
     _commits: Callable[[], object] | None = None
@@ -236,8 +185,7 @@ class HandlerConnection(Connection):
 
     def begins(self) -> None:
         """Reset what belongs to one transaction, before the next one."""
-        self.savepoints = PartSavepoints(self.driver, self._restore_options)
-        self.was_lent_now = False
+        self.was_lent_now, self.locked = False, None
         self._options = self._execution_options
 
     @contextmanager
@@ -249,17 +197,17 @@ class HandlerConnection(Connection):
         """
         self._who, driver = who, self.driver
         self._options = self._execution_options if self._options is None else self._options
-        self._restore_options()
-        self.was_lent = self.was_lent_now = self.savepoints.is_lent = True
+        self.restore_options()
+        self.was_lent = self.was_lent_now = True
         self._lent = lent_driver(driver, self._misuse)
         try:
             with repeated_errors_unlogged(), settings_kept(driver), savepoints_ended(self):
                 yield
         finally:
             self._lent = None
-            self._restore_options()
+            self.restore_options()
 
-    def _restore_options(self) -> None:
+    def restore_options(self) -> None:
         """Undo options that a handler or a sink has set for its own statements."""
         if self._options is not None:
             self._execution_options = self._options

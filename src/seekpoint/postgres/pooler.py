@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import psycopg
-from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError
+from seekpoint.postgres.round_trip import Statement, texts
 
-_ASKED = "SELECT pg_backend_pid(), current_setting('array_nulls')"
+_ASKED = Statement("SELECT pg_backend_pid()::text, current_setting('array_nulls')")
 _KEY = "seekpoint_pooler"  # in ``Connection.info``, which lives as long as the driver's connection
 
 
@@ -42,11 +41,11 @@ def detect(connection: Connection) -> Pooler | None:
         known: Pooler | None = connection.info[_KEY]
         return known
     try:
-        answering, array_nulls = _ask(driver)
+        answering, array_nulls = texts(driver, _ASKED)
     except psycopg.Error as error:
         if driver.closed:
             connection.invalidate(error)
-            raise DBAPIError.instance(_ASKED, None, error, psycopg.Error, dialect=connection.dialect) from error
+            raise DBAPIError.instance(_ASKED.text, None, error, psycopg.Error, dialect=connection.dialect) from error
         driver.prepare_threshold = None
         return None
     if array_nulls == "off":
@@ -55,24 +54,10 @@ def detect(connection: Connection) -> Pooler | None:
             "the session cannot be used: its array_nulls is off, in which a NULL in an array becomes the text 'NULL': "
             "set array_nulls to on, in the URL or by ALTER ROLE ... SET"
         )
-    pooler = Pooler(driver.info.backend_pid, answering)
+    pooler = Pooler(driver.info.backend_pid, int(answering))
     if pooler.answering == pooler.announced:
         connection.info[_KEY] = None
         return None
     driver.prepare_threshold = None
     connection.info[_KEY] = pooler
     return pooler
-
-
-def _ask(driver: psycopg.Connection[object]) -> tuple[int, str]:
-    """The backend pid of the session that answers now, and its array_nulls; begins no transaction."""
-    idle, autocommit = driver.info.transaction_status == TransactionStatus.IDLE, driver.autocommit
-    if idle:
-        driver.autocommit = True
-    try:
-        row = psycopg.Cursor(driver, row_factory=tuple_row).execute(_ASKED, prepare=False).fetchone()
-    finally:
-        if idle and not driver.closed:
-            driver.autocommit = autocommit
-    assert row is not None
-    return int(row[0]), str(row[1])

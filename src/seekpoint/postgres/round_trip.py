@@ -119,12 +119,22 @@ def commit(driver: psycopg.Connection[Any], *following: Statement) -> list[PGres
     return results[1:]
 
 
+def texts(driver: psycopg.Connection[Any], statement: Statement) -> list[str]:
+    """The only row of a query whose columns are texts; begins no transaction. Raises its error."""
+    try:
+        (result,) = round_trip(driver, [statement])
+    except StatementFailed as failed:
+        raise failed.error from None
+    encoding = driver.info.encoding
+    return [(result.get_value(0, column) or b"").decode(encoding) for column in range(result.nfields)]
+
+
 def rows_of(driver: psycopg.Connection[Any], *queries: Query, is_prepared: bool = False) -> list[list[tuple[Any, ...]]]:
     """All rows of each query; in one round trip with BEGIN where they begin the transaction. Raises the first error.
 
     Within a transaction the driver runs them, one by one: what is prepared here may have been deallocated by it.
     """
-    if driver.info.transaction_status != TransactionStatus.IDLE or not psycopg.Pipeline.is_supported():
+    if driver.info.transaction_status != TransactionStatus.IDLE:
         cursor = psycopg.Cursor(driver, row_factory=tuple_row)  # whatever row factory a handler has set
         return [cursor.execute(*query, binary=True).fetchall() for query in queries]
     statements = [with_values(*query, driver.info.encoding)._replace(is_prepared=is_prepared) for query in queries]

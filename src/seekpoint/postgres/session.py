@@ -150,7 +150,7 @@ class Session:
         tx.execution_options(isolation_level="READ COMMITTED")
         self.wire.connected(tx.driver)
         if self._lends and pooler.detect(tx) is None:  # a pooler gives each transaction another session
-            self._serves_one_handler = is_configured_by_code(self._engine) or not psycopg.Pipeline.is_supported()
+            self._serves_one_handler = is_configured_by_code(self._engine)
             if not self._serves_one_handler:
                 with tx.begin():  # listeners of the application may set something at BEGIN
                     pass

@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.pq.abc import PGresult
 from sqlalchemy import Engine, Pool
 
-from seekpoint.postgres.round_trip import Statement, StatementFailed, commit, round_trip
+from seekpoint.postgres.round_trip import Statement, StatementFailed, commit, round_trip, texts
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
 _RESET = Statement("RESET ALL")
@@ -79,10 +79,10 @@ class SessionState:
     """The state of a session before a handler had it, compared with the state when a transaction ends."""
 
     def __init__(self, driver: psycopg.Connection[Any]) -> None:
-        settings = json.loads(_only(driver, _SETTINGS))
+        settings = json.loads(*texts(driver, _SETTINGS))
         names, values = (sql.Literal([*texts]).as_string(driver) for texts in (settings, settings.values()))
         question = Statement(_QUESTION.format(names=names, values=values))
-        self._before: dict[str, Any] = json.loads(_only(driver, question))
+        self._before: dict[str, Any] = json.loads(*texts(driver, question))
         self._question = question._replace(is_prepared=True)
 
     def commit(self, driver: psycopg.Connection[Any]) -> tuple[str, ...]:
@@ -102,21 +102,6 @@ class SessionState:
 
     def _changed(self, answer: PGresult) -> tuple[str, ...]:
         """The names of what is another than before."""
-        state = json.loads(_value(answer))
+        state = json.loads(answer.get_value(0, 0) or b"")
         settings = [f"setting {name}" for name in state.pop("settings") or ()]
         return (*settings, *(name for name, value in state.items() if self._before[name] != value))
-
-
-def _only(driver: psycopg.Connection[Any], statement: Statement) -> bytes:
-    """The only value of a query outside of transactions."""
-    try:
-        (result,) = round_trip(driver, [statement])
-    except StatementFailed as failed:
-        raise failed.error from None
-    return _value(result)
-
-
-def _value(result: PGresult) -> bytes:
-    value = result.get_value(0, 0)
-    assert value is not None
-    return value

@@ -202,7 +202,7 @@ class _Copy:
     ) -> None:
         self._driver, self._path, self._columns, self._by_insert = driver_of(tx), path, columns, by_insert
         self._types, self._allowed = types, allowed
-        self._locked = tx.savepoints.locked if isinstance(tx, HandlerConnection) else None
+        self._locked = tx.locked if isinstance(tx, HandlerConnection) else None
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
         self._line = 0

@@ -37,7 +37,7 @@ def knows_plain_table(tx: Connection, path: Sequence[str]) -> bool:
     False where the application's own class of cursors is to see each statement.
     """
     driver = driver_of(tx)
-    if driver.cursor_factory is not psycopg.Cursor or not psycopg.Pipeline.is_supported():
+    if driver.cursor_factory is not psycopg.Cursor:
         return False
     found, types = found_before(driver, path), types_recalled(driver, path)
     return found is not None and found.is_plain and types is not None and types.casts

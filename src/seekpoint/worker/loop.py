@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from seekpoint import events
+from seekpoint.backoff import Backoff
 from seekpoint.errors import (
     CodecUnavailable,
     DeclarationDiffers,
@@ -25,7 +26,6 @@ from seekpoint.ledger import Ledger
 from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.writers import PipelineWriters
-from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import RawRecord
 from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import add
+from typing import Any
 
+from psycopg import sql
+from psycopg.rows import tuple_row
 from sqlalchemy import text
 
 from seekpoint.pipeline.writers import PipelineWriters
@@ -30,6 +33,48 @@ ONE_TOO_LONG = (
 PROBES = {Fault.PROGRAM: 32, Fault.TRANSIENT: 3}  # records tried for one that is applied; a wait costs a timeout each
 
 
+class PartSavepoints:
+    """Divides a transaction into parts, with one round trip for each (``begin_nested()`` needs two); begins the first.
+
+    ``keeps_locks``: only ``undo()`` releases a lock.
+    """
+
+    def __init__(self, tx: HandlerConnection, *, keeps_locks: bool) -> None:
+        self._tx = tx
+        tx.restore_options()
+        tx.locked = {} if keeps_locks else None
+        self._locked_before: dict[Any, Any] = {}  # this part
+        asked = "SELECT current_setting('search_path'), current_setting('role'); SAVEPOINT seekpoint_part"
+        path, role = tx.driver.cursor(row_factory=tuple_row).execute(asked, prepare=False).fetchone() or ("", "none")
+        # A handler's temporary table must not hide a table of the same name from later parts.
+        shown = path if "pg_temp" in path else ", ".join([*filter(None, [path]), "pg_temp"])
+        self._path_and_role = (
+            sql.SQL("SELECT set_config('search_path', {}, true), set_config('role', {}, true);")
+            .format(sql.Literal(shown), sql.Literal(role))
+            .as_string()
+        )
+
+    def keep(self) -> None:
+        """Keep what was written since the part began, and begin the next part.
+
+        search_path and role are set as before the first part, where a handler may have changed them.
+        """
+        self._tx.restore_options()
+        self._locked_before = dict(self._tx.locked or ())
+        again = self._path_and_role if self._tx.was_lent_now else ""
+        self._command(f"RELEASE SAVEPOINT seekpoint_part; {again} SAVEPOINT seekpoint_part")
+
+    def undo(self) -> None:
+        """Undo what was written since the part began, and begin it again."""
+        self._tx.restore_options()
+        if self._tx.locked is not None:
+            self._tx.locked = dict(self._locked_before)  # the server releases the locks of this part
+        self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
+
+    def _command(self, command: str) -> None:
+        self._tx.driver.execute(command, prepare=False)  # two commands in one cannot be prepared
+
+
 def apply_parts(
     tx: HandlerConnection,
     writers: PipelineWriters,
@@ -46,8 +91,7 @@ def apply_parts(
     error that may pass: the whole transaction is to be tried again first. ``keeps_locks``: no code of the user's may
     release one.
     """
-    tx.savepoints.begin(keeps_locks=keeps_locks)
-    parts, failed = Parts(tx, writers, records, batch, mode), mode.failed
+    parts, failed = Parts(tx, writers, records, batch, mode, keeps_locks=keeps_locks), mode.failed
     known = None if failed is None else PartFailure(failed, (), failed.is_timeout, failed.waited)
     for found in bisect(len(records), parts.run, strides, parts.admitted, known):
         parts.decide([records[n].raw for n in found.indexes], found.error)
@@ -91,7 +135,10 @@ class Parts:
         records: Sequence[DecodedRecord],
         batch: OpenBatch,
         mode: Mode,
+        *,
+        keeps_locks: bool,
     ) -> None:
+        self._savepoints = PartSavepoints(tx, keeps_locks=keeps_locks)
         self._tx, self._writers, self._records, self._batch, self._mode = tx, writers, records, batch, mode
         self._pipeline = writers.pipeline
         self.applied = 0
@@ -114,11 +161,11 @@ class Parts:
                 raise
             if self._mode.attempt == 1 and failed.is_of_before_alter:
                 raise
-            self._tx.savepoints.undo()
+            self._savepoints.undo()
             return self._failure(failed, part)
         self.applied += len(records)
         self.rows = list(map(add, self.rows, counts))
-        self._tx.savepoints.keep()
+        self._savepoints.keep()
         self._prove(records)
         return None
 
@@ -181,7 +228,7 @@ class Parts:
             is_applied = False
         else:
             is_applied = True
-        self._tx.savepoints.undo()
+        self._savepoints.undo()
         return is_applied
 
     def decide(self, raws: Sequence[RawRecord], failed: Failed) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Collection
 from typing import TypeAlias
 
 from seekpoint import events
+from seekpoint.backoff import Backoff
 from seekpoint.errors import DeclarationDiffers, StandbyRequired
 from seekpoint.events import Announcer
 from seekpoint.ledger import Ledger
-from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient
 
 Reason: TypeAlias = StandbyRequired | DeclarationDiffers

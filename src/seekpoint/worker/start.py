@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import text
 
 from seekpoint import events
+from seekpoint.backoff import Backoff
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.events import Announcer
 from seekpoint.kafka.config import make_consumer
@@ -21,7 +22,6 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres import pooler
-from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.engine import first_connection
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import error_attribute, one_line

@@ -360,7 +360,7 @@ def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_resume_it
 ) -> None:
     shop = shop_on(request, own_postgres)
     shop.produce(shop.topic, FIRST, partition=0)
-    monkeypatch.setattr("seekpoint.postgres.backoff.sleep", lambda seconds: None)
+    monkeypatch.setattr("seekpoint.backoff.sleep", lambda seconds: None)
 
     with monkeypatch.context() as patched:
         at_cut_over(patched, lambda *_: own_postgres.kill())

@@ -251,7 +251,7 @@ def test_a_refusal_after_the_pause_resumes_the_group(groups: Groups) -> None:
 @pytest.mark.long
 def test_a_session_that_reads_a_table_for_long_is_named(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
     """The locks are given up after a moment each time; the group is resumed at the end."""
-    monkeypatch.setattr("seekpoint.postgres.backoff.pause", lambda *_: None)
+    monkeypatch.setattr("seekpoint.backoff.pause", lambda *_: None)
     plan = groups.plan()
     with groups.engine.connect() as reader:
         reader.execute(text(f"SELECT * FROM {groups.live}.t")).all()

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.backoff import TRIES, retried
 from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.batch.reprocess import dead_letters_of, keep_dead_letters, lock_range
@@ -25,7 +26,6 @@ from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import BATCH, GROUPS
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.postgres.backoff import TRIES, retried
 from seekpoint.records import Partition
 from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql as ident
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.backoff import TRIES, longer_pause, pause, retried
 from seekpoint.errors import CutOverRefused, KafkaUnavailable, RangeStuck, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
@@ -23,7 +24,6 @@ from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, RELOAD_RUN
 from seekpoint.ledger.tables import dead_letter
-from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried
 from seekpoint.postgres.sqlstates import (
     LOCK_NOT_AVAILABLE,
     QUERY_CANCELED,

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
+from seekpoint.backoff import retried
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.manage_runs import Runs, drop_attempts
@@ -31,7 +32,6 @@ from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.tables import BATCHES, DEFAULT_SCHEMA, PUBLISHING
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line

@@ -11,9 +11,9 @@ from enum import Enum, auto
 from time import monotonic
 
 from seekpoint import events
+from seekpoint.backoff import Backoff
 from seekpoint.errors import Fenced
 from seekpoint.ledger import Claim, Position
-from seekpoint.postgres.backoff import Backoff
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.resources import Resources

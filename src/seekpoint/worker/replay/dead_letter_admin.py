@@ -14,6 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
+from seekpoint.backoff import Backoff, retried
 from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import operator
@@ -22,7 +23,6 @@ from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import DEAD_LETTERS
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.backoff import Backoff, retried
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_transient, sqlstate
 from seekpoint.records import State, storable, utc

@@ -84,6 +84,7 @@ def environment(folder: Path, wheel: str) -> Path:
     return python
 
 
+@pytest.mark.long
 def test_an_empty_environment_needs_only_the_wheel(
     wheel: Path, tmp_path: Path, seekpoint_dsn: str, seekpoint_schema: str
 ) -> None:

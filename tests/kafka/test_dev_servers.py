@@ -28,6 +28,8 @@ from support.log_changes import messages
 from support.proxy import Proxy
 from support.waiting import until
 
+pytestmark = pytest.mark.long("servers of its own")
+
 
 def gone(pid: int) -> bool:
     try:

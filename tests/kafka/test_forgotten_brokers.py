@@ -32,7 +32,7 @@ from support.kafka_postgres import QUICK, Scene, Way
 from support.kafka_proxy import KafkaProxy
 from support.waiting import until
 
-pytestmark = pytest.mark.usefixtures("short_backoff")
+pytestmark = [pytest.mark.usefixtures("short_backoff"), pytest.mark.long("a broker of its own, behind a proxy")]
 
 FORGETFUL: Mapping[str, Any] = {"metadata.recovery.strategy": "none"}
 SOON = Limits(kafka_timeout=1.0)

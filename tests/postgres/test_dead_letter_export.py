@@ -100,6 +100,7 @@ def test_a_replay_has_every_byte_too(depot: Depot) -> None:
     assert [record for batch in depot.batches for record in batch] == odd()
 
 
+@pytest.mark.long
 def test_a_choice_meets_every_condition(depot: Depot) -> None:
     """I4: and many pages are one list."""
     depot.bad = {b"bad", b"worse"}

@@ -149,6 +149,7 @@ def test_a_record_comes_back_as_it_was(shelf: Shelves, record: RawRecord) -> Non
     values=st.lists(st.none() | st.binary(max_size=20), min_size=5, max_size=5),
     error=st.text(st.characters(exclude_categories=[])),
 )
+@pytest.mark.long
 @settings(max_examples=40)
 def test_any_header_comes_back_and_any_error_is_stored(
     shelf: Shelves, names: list[bytes], values: list[bytes | None], error: str

@@ -17,6 +17,7 @@ MOST = 150  # each costs a test's time in `make mutants`
 UNDEFINED = ["ruff", "check", "--isolated", "--quiet", "--output-format=concise", "--select", "F821,F822,F823"]
 
 
+@pytest.mark.long("what `make mutants` needs")
 def test_each_breakage_fits_and_its_test_exists(tmp_path: Path) -> None:
     failures = [f"{breakage.name}: {failure}" for breakage in BREAKAGES for failure in _failures(breakage, tmp_path)]
     # Any test fails on an undefined name. The folder below tmp_path is the breakage's name.

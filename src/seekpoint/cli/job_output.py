@@ -89,7 +89,7 @@ def progress_as_dict(at: RunProgress) -> dict[str, Any]:
 def shown(at: RunProgress) -> Iterator[str]:
     """One run, line by line."""
     run = at.run
-    yield f"{run.strategy if run.strategy in {*BATCHES, 'verify'} else 'reload'} {run.id}: {state(run)}"
+    yield f"{run.kind} {run.id}: {state(run)}"
     yield field("strategy", run.strategy)
     yield field("tables", ", ".join(run.tables))
     for group, name, old, new in zip(run.groups, run.pipelines, run.version_from, run.version_to, strict=True):

@@ -19,7 +19,7 @@ from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.ledger.admin_actions import operator, pauser, set_paused
 from seekpoint.ledger.schema_connection import APPLICATION, GroupConnection, SchemaConnection
 from seekpoint.ledger.sql import GROUPS, RELOAD_RUN, WORKER
-from seekpoint.ledger.tables import RELOAD_CLOSED, reload_position
+from seekpoint.ledger.tables import PUBLISHING, RELOAD_CLOSED, reload_position
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
@@ -67,6 +67,11 @@ class Run:
     def is_open(self) -> bool:
         """Whether it has not ended."""
         return self.state not in RELOAD_CLOSED
+
+    @property
+    def kind(self) -> str:
+        """What it is called in messages."""
+        return "reload" if self.strategy in PUBLISHING else self.strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def test_a_batch_is_taken_with_its_own_code_alone(shop: Shop, topic: Any) -> Non
     (run,) = batch(shop).runs.list()
     elsewhere = make_pipeline(shop.group, topic(1), shop.schema)
     for other, why in (
-        (shop.pipeline(version=2), "is of group .* with handler version 1, and this pipeline is version 2"),
+        (shop.pipeline(version=2), "is of group .* with handler version 1, and the code of this process is version 2"),
         (shop.pipeline(kind="append"), "writes .*orders, and these sinks write .*entries"),
         (elsewhere, f"reads {shop.topic}, and this pipeline does not"),
     ):

@@ -309,10 +309,10 @@ def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(full: Shop) 
     """Sinks that write other tables would publish nothing where the run's tables are to be published."""
     reload, driver = started(full.reload())
     for other in (full.reload(version=1), full.reload(version=3), full.reload(pipeline={"kind": "append"})):
-        with pytest.raises(ConfigError, match=f"reload {driver.run.id} (is of|was opened with)") as refused:
+        with pytest.raises(ConfigError, match=f"reload {driver.run.id} (writes|was opened with)") as refused:
             other.take_over(driver.run.id)
     assert str(refused.value).startswith(
-        f"reload {driver.run.id} is of {full.schema}.orders, and these sinks write {full.schema}.entries: take it with"
+        f"reload {driver.run.id} writes {full.schema}.orders, and these sinks write {full.schema}.entries: take it with"
     )
     assert reload.runs.get(driver.run.id).driver_epoch == 1
     reload.run(driver)

@@ -30,8 +30,8 @@ from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload import LocalStager, Stager
 from seekpoint.jobs.run import Driver, Progress, Run, Step, run_of, this_driver, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, require_width, stage_missing
-from seekpoint.jobs.staging.stage import begin_staging
-from seekpoint.jobs.tables.targets import sources, targets
+from seekpoint.jobs.staging.stage import begin_staging, require_code
+from seekpoint.jobs.tables.targets import sources
 from seekpoint.kafka.first_records import require_max_records
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import operator, required
@@ -250,21 +250,14 @@ class BatchJob:
     def _require_its_code(self, run: Run) -> None:
         if run.strategy not in BATCHES:
             raise ConfigError(f"{run.id} is a reload: `Reload.take_over`, or `seekpoint reload run --resume {run.id}`")
-        topics = {at.partition.topic for at in self.runs.positions(run.id)}
         with transaction(self.engine, self.schema) as tx:
-            written = tuple(target.name for target in targets(tx.connection, [self.source]))
-        if run.groups != (self.source.group,) or run.version_to != (self.pipeline.version,):
-            what = (
-                f"is of group {run.groups[0]!r} with handler version {run.version_to[0]}, and this pipeline is version "
-                f"{self.pipeline.version} of {self.source.group!r}"
+            require_code(tx, run, [self.source])
+            topics = {at.partition.topic for at in tx.positions_of(run.id)}
+        if strange := sorted(topics - set(self.pipeline.topics)):
+            raise ConfigError(
+                f"{run.kind} {run.id} reads {', '.join(strange)}, and this pipeline does not: take it with its own "
+                "code, or abort it"
             )
-        elif strange := sorted(topics - set(self.pipeline.topics)):
-            what = f"reads {', '.join(strange)}, and this pipeline does not"
-        elif written != run.tables:
-            what = f"writes {', '.join(run.tables)}, and these sinks write {', '.join(written)}"
-        else:
-            return
-        raise ConfigError(f"batch {run.id} {what}: take it with its own code, or abort it")
 
     def _how_to_go_on(self, run: UUID) -> str:
         return (

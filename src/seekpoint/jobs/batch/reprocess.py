@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint.admin.groups import known_group, within
-from seekpoint.errors import BatchRefused, ClusterChanged
+from seekpoint.errors import BatchRefused, ClusterChanged, TopicRecreated
 from seekpoint.jobs.batch.open import Brokers, insert_batch
 from seekpoint.jobs.run import StagedPosition, Step, Tx
 from seekpoint.jobs.tables.sql_templates import names
@@ -71,7 +71,8 @@ def open_range(
     """The open run over exactly this range, or ``run``, which is opened. Two callers get the same one.
 
     Raises BatchRefused unless log start <= from < to <= the group's position, and for a range that a run has applied,
-    unless ``restart``; ConfigError for an unknown partition; HandlerOutdated, GroupPaused, ClusterChanged.
+    unless ``restart``; ConfigError for an unknown partition; HandlerOutdated, GroupPaused, ClusterChanged,
+    TopicRecreated.
     """
     at, start, end = range_
     scope = GroupConnection(tx.connection, tx.schema, source.group)
@@ -84,8 +85,8 @@ def open_range(
     check_group(scope.execute(GROUPS["share"]).one(), source.pipeline, while_paused=False)
     stored = positions_of(scope, [at], locked=True)
     position = within(source.group, stored.values(), {at.topic: [at.number]})[at]
-    if brokers.ids[at.topic] != position.topic_id:
-        raise BatchRefused([_recreated(at, position.topic_id, brokers.ids[at.topic])])
+    if (now := brokers.ids[at.topic]) != position.topic_id:
+        raise TopicRecreated.of(source.group, at, position.next_offset, stored=position.topic_id, topic_id=now)
     _require_range(start, end, position.next_offset, brokers.log_start(at), at)
     values = {"topic": at.topic, "partition": at.number, "topic_id": position.topic_id}
     last = scope.execute(BATCH["last_reprocess"], from_offset=start, to_offset=end, **values).one_or_none()
@@ -114,13 +115,6 @@ def _require_range(start: int, end: int, position: int, log_start: int, at: Part
         )
     if reasons:
         raise BatchRefused(reasons)
-
-
-def _recreated(at: Partition, stored: UUID, now: UUID) -> str:
-    return (
-        f"topic {at.topic!r} was created again: its id is {now}, the group's {stored}. Decide for the group first "
-        "(`seekpoint status` names the choices)"
-    )
 
 
 def _resets(offsets: Sequence[Row[Any]], at: Partition) -> int:

@@ -24,7 +24,7 @@ from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Progress, Run, trans
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
 from seekpoint.jobs.staging.distance import CatchUpProgress, distance
 from seekpoint.jobs.staging.local_stager import LocalStager
-from seekpoint.jobs.staging.stage import Stager, begin_staging, writes_other_tables
+from seekpoint.jobs.staging.stage import Stager, begin_staging, require_code
 from seekpoint.jobs.tables.dependencies import notes
 from seekpoint.jobs.tables.targets import PipelineSource, sources, targets
 from seekpoint.kafka.range_checks import require_known
@@ -134,18 +134,7 @@ class Reload:
         """Checked before the take-over, so that a driver with the right code may continue."""
         self._require_its_versions(run)
         with transaction(self.engine, self.schema) as tx:
-            written = tuple(target.name for target in targets(tx.connection, self.sources))
-            others = [source.group for source in self.sources if writes_other_tables(tx, run.staging_schema, source)]
-        if written != run.tables:
-            raise ConfigError(
-                f"reload {run.id} is of {', '.join(run.tables)}, and these sinks write {', '.join(written)}: take it "
-                "with the code that it was opened with, or abort it and open another"
-            )
-        if others:
-            raise ConfigError(
-                f"reload {run.id}: of its tables, group {others[0]!r} writes others with this code: take it with the "
-                "code that it was opened with, or abort it and open another"
-            )
+            require_code(tx, run, self.sources)
 
     def _require_its_versions(self, run: Run) -> None:
         if run.strategy in BATCHES:

@@ -199,7 +199,7 @@ def _attempt(
     require_no_handler(pipeline)
     found = targets(tx.connection, [PipelineSource("", pipeline)])
     staging = Staging(now.staging_schema)
-    _require_the_runs(tx, run_of(now), pipeline, {target.name for target in found})
+    require_code(tx, run_of(now), [PipelineSource("", pipeline)])
     attempt = f"r{range_.partition.number}_{uuid4().hex[:16]}"
     sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, found)
     left_out = left_out_of(tx.connection, staging, pipeline.group, range_)
@@ -219,20 +219,25 @@ def _attempt(
     return Staged(attempt, pipeline.group, range_.partition, *counts)
 
 
-def _require_the_runs(tx: Tx, its: Run, pipeline: Pipeline, tables: set[str]) -> None:
-    """Refuse code that is not the run's; the run itself can be resumed with the right one."""
-    wanted = dict(zip(its.groups, its.version_to, strict=True)).get(pipeline.group)
-    if wanted != pipeline.version:
-        raise ConfigError(
-            f"reload {its.id} rebuilds group {pipeline.group!r} with handler version {wanted}, and the code of this "
-            f"process is version {pipeline.version}: bring it to the same, then resume"
-        )
-    theirs = writes_of(tx, its.staging_schema, pipeline.group) or set(its.tables)
-    if tables != theirs:
-        raise ConfigError(
-            f"reload {its.id} is of {', '.join(sorted(theirs))}, and the sinks of this process write "
-            f"{', '.join(sorted(tables))}: bring its code to the driver's, then resume"
-        )
+def require_code(tx: Tx, run_: Run, sources: Sequence[PipelineSource]) -> None:
+    """Raise ConfigError where this code is not the run's: other groups or handler versions, other tables.
+
+    Asked before a run is taken over, so that a driver with the right code may continue, and by each task, which knows
+    one group.
+    """
+    wanted, kind = dict(zip(run_.groups, run_.version_to, strict=True)), run_.kind
+    for source in sources:
+        group, version = source.group, source.pipeline.version
+        written = {target.name for target in targets(tx.connection, [source])}
+        theirs = writes_of(tx, run_.staging_schema, group) or (set(run_.tables) if len(wanted) == 1 else written)
+        if wanted.get(group) != version:
+            has = " and ".join(f"group {name!r} with handler version {number}" for name, number in wanted.items())
+            what = f"is of {has}, and the code of this process is version {version} of {group!r}"
+        elif written != theirs:
+            what = f"writes {', '.join(sorted(theirs))}, and these sinks write {', '.join(sorted(written))}"
+        else:
+            continue
+        raise ConfigError(f"{kind} {run_.id} {what}: take it with its own code, or abort it and open another")
 
 
 def keep_dead_letters(
@@ -289,9 +294,3 @@ def writes_of(tx: Tx, staging_schema: str, group: str) -> set[str] | None:
         return None
     statement = "SELECT table_name FROM {table} WHERE consumer_group = {group}"
     return {row[0] for row in rows(tx.connection, statement, table=table, group=group)}
-
-
-def writes_other_tables(tx: Tx, staging_schema: str, source: PipelineSource) -> bool:
-    """Whether this code of a group writes others of the run's tables than the code that the run began with."""
-    theirs = writes_of(tx, staging_schema, source.group)
-    return theirs is not None and theirs != {target.name for target in targets(tx.connection, [source])}

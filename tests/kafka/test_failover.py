@@ -101,7 +101,7 @@ def test_a_failover_while_a_partition_is_revoked_ends_its_part_of_the_batch(
         bench.commit(bench.batch(1))
         others = scene.produce(name, 2, partition=1)
         batch = bench.batch(2)
-        bench.held._partitions.on_revoked([revoked], False)
+        bench.held.partitions.on_revoked([revoked], False)
         fail_over(scene, then)
         bench.commit(batch)
         assert held == [{0}, {0}, {0, 1}, {1}]

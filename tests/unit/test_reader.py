@@ -39,7 +39,7 @@ def test_due_records_of_partitions_that_the_transaction_does_not_hold_stay() -> 
     """I2: their position is compared by no statement of it."""
     scheduler = Scheduler()
     assignment = SimpleNamespace(
-        has_kept=False,
+        partitions=SimpleNamespace(kept=KeptChunks()),
         scheduler=scheduler,
         client=SimpleNamespace(read=lambda most, wait: []),
         accept_messages=lambda messages: Chunk([], {}),
@@ -71,9 +71,7 @@ def test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead
         return [None] * most if asked == 1 else []
 
     assignment = SimpleNamespace(
-        has_kept=False,
-        has_revoked=False,
-        kept=kept,
+        partitions=SimpleNamespace(kept=kept, has_revoked=False),
         scheduler=None,
         client=SimpleNamespace(read=read),
         accept_messages=lambda messages: Chunk([], {}),
@@ -117,8 +115,8 @@ class Ahead:
         return SimpleNamespace(read=self._read)
 
     @property
-    def has_kept(self) -> bool:
-        return len(self.kept) > 0
+    def partitions(self) -> Any:
+        return self
 
     def _read(self, most: int, wait: float) -> list[Any]:
         self.reads += 1

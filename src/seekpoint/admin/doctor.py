@@ -47,7 +47,7 @@ def diagnose(
         tx = SchemaConnection(connection, schema)
         clusters = {row.name: row.cluster_id for row in tx.execute(STATUS["groups"]) if row.forgotten is None}
         groups, rows = status.read(tx, list(clusters))
-    asked, _ = status.ask_brokers(groups, rows, settings, timeout) if settings else (groups, [])
+    asked = status.ask_brokers(groups, rows, settings, timeout).groups if settings else groups
     found += check_groups.group_findings(asked)
     if settings:
 

@@ -84,7 +84,7 @@ def exchange_tables(connection: Connection, tables: Mapping[Path, Path]) -> None
     between = f"seekpoint_replace_{token_hex(6)}"
     run("CREATE SCHEMA {between}", between=(between,))
     for live, successor in tables.items():
-        (here, name), (there, _) = live, successor
+        (here, name), there = live, successor[0]
         run("ALTER TABLE {table} SET SCHEMA {between}", table=live, between=(between,))
         run("ALTER TABLE {table} SET SCHEMA {here}", table=successor, here=(here,))
         run("ALTER TABLE {table} SET SCHEMA {there}", table=(between, name), there=(there,))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Row
@@ -51,9 +51,16 @@ def lag_of(row: Row[Any], logs: Logs) -> Lag:
     return Lag(end, lag, _lag_seconds(row, end), row.next_offset - start, _headroom_seconds(row, start))
 
 
+class BrokersLogs(NamedTuple):
+    """What brokers answer: the topics' ids, None for one that they do not know, and the logs of partitions."""
+
+    topic_ids: Mapping[str, UUID | None]
+    logs: Logs
+
+
 def ask_logs(
     identity: Identity, topic_ids: Mapping[tuple[str, Partition], UUID], settings: Mapping[str, Any]
-) -> tuple[dict[str, UUID | None], Logs]:
+) -> BrokersLogs:
     """The topics' ids now, and the logs of these partitions, without those that no broker answers for.
 
     ``topic_ids`` are the stored ones; ``settings`` is librdkafka's configuration, whose ``isolation.level`` says where
@@ -63,11 +70,12 @@ def ask_logs(
     same = {partition for (_, partition), topic_id in topic_ids.items() if ids[partition.topic] == topic_id}
     committed = settings.get("isolation.level") != "read_uncommitted"
     logs = Watermarks(identity, committed=committed).logs(sorted(same))
-    return ids, {
+    answered = {
         (group, partition): logs[partition] if ids[partition.topic] == topic_id else None
         for (group, partition), topic_id in topic_ids.items()
         if ids[partition.topic] != topic_id or partition in logs
     }
+    return BrokersLogs(ids, answered)
 
 
 def _lag_seconds(row: Row[Any], end: int) -> float | None:

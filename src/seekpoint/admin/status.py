@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Row
@@ -210,9 +210,16 @@ class BrokersAway(str):
     __slots__ = ()
 
 
+class AnsweredGroups(NamedTuple):
+    """The groups, and what is wrong with those that the brokers' answers do not concern."""
+
+    groups: list[GroupStatus]
+    doubts: list[str]
+
+
 def ask_brokers(
     groups: Sequence[GroupStatus], rows: LagRows, settings: Mapping[str, Any], timeout: float
-) -> tuple[list[GroupStatus], list[str]]:
+) -> AnsweredGroups:
     """The groups with the logs as the brokers answer now, of topics that are still the ones that were read.
 
     And what is wrong with the others. Where no broker answers, they are as they were; so is a partition whose leader is
@@ -225,7 +232,7 @@ def ask_brokers(
         identity.cluster_id()  # brokers that do not answer are reported first
         ids, logs = ask_logs(identity, stored, settings)
     except KafkaUnavailable as error:
-        return list(groups), [BrokersAway(f"{error}; lag is as of the last sample")]
+        return AnsweredGroups(list(groups), [BrokersAway(f"{error}; lag is as of the last sample")])
     doubts: dict[str | Partition, str] = {}
     for at in positions:
         topic, now = at.partition.topic, ids[at.partition.topic]
@@ -249,7 +256,7 @@ def ask_brokers(
         )
         for group in groups
     ]
-    return found, list(doubts.values())
+    return AnsweredGroups(found, list(doubts.values()))
 
 
 def _rebalance(group: GroupStatus, waiting: Sequence[Member] | None) -> str | None:

@@ -82,7 +82,7 @@ def ask_for_lag(
     if not stored:
         return list(groups), []
     try:
-        _, logs = ask_logs(Identity(settings, timeout), stored, settings)
+        logs = ask_logs(Identity(settings, timeout), stored, settings).logs
     except KafkaUnavailable as error:
         return list(groups), [BrokersAway(f"{error}; lag is as of the last samples")]
     by_group: dict[str, list[tuple[Row[Any], Lag]]] = {group.name: [] for group in groups}

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import URL
 
@@ -67,10 +67,14 @@ def stager(stack: ExitStack, of: Job, tasks: StagingOptions, say: Callable[[str]
         return {}
     from seekpoint.spark import SparkStager  # noqa: PLC0415 -- pyspark, an extra
 
-    session, kafka, database = started
     return {
         "stager": SparkStager(
-            session, kafka, database=database, schema=of.schema, copy_sessions=tasks.copy_sessions, **tasks.sizes()
+            started.session,
+            started.kafka,
+            database=started.database,
+            schema=of.schema,
+            copy_sessions=tasks.copy_sessions,
+            **tasks.sizes(),
         )
     }
 
@@ -81,13 +85,18 @@ def writer(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], 
         return {}
     from seekpoint.spark import SparkWriter  # noqa: PLC0415 -- pyspark, an extra
 
-    session, kafka, _ = started
-    return {"writer": SparkWriter(session, kafka)}
+    return {"writer": SparkWriter(started.session, started.kafka)}
 
 
-def _started(
-    stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], None]
-) -> tuple[SparkSession, dict[str, Any], Env] | None:
+class Started(NamedTuple):
+    """A session, and what its tasks reach the servers with."""
+
+    session: SparkSession
+    kafka: dict[str, Any]
+    database: Env
+
+
+def _started(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], None]) -> Started | None:
     if tasks.spark is None:
         if tasks.spark_conf:
             raise ConfigError("--spark-conf is for a Spark session: give --spark, too")
@@ -95,7 +104,7 @@ def _started(
     require_master(tasks.spark)
     kafka, database = for_tasks(of.engine.url, of.kafka)  # before the session: its Java inherits what is set here
     say(f"starting Spark on {tasks.spark}")
-    return stack.enter_context(spark_session(tasks.spark, tasks.spark_conf)), kafka, database
+    return Started(stack.enter_context(spark_session(tasks.spark, tasks.spark_conf)), kafka, database)
 
 
 def require_master(master: str) -> None:

@@ -69,7 +69,7 @@ def protobuf_frame(data: bytes) -> int:
     for _ in range(count):
         if at == 0:
             return 0
-        _, at = _varint(data, at)
+        at = _varint(data, at)[1]
     return at
 
 

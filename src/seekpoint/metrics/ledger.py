@@ -93,7 +93,7 @@ class LedgerGauges:
         try:
             if self._identity is None:
                 self._identity = Identity(self._kafka, KAFKA_TIMEOUT)
-            _, logs = ask_logs(self._identity, ids, self._kafka)
+            logs = ask_logs(self._identity, ids, self._kafka).logs
         except KafkaUnavailable as error:
             return error, {}
         return None, logs

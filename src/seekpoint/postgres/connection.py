@@ -231,9 +231,8 @@ class HandlerConnection(Connection):
         try:
             begin_and_run(driver, [*ours, *following])
         except StatementFailed as failed:
-            if failed.number >= len(ours):
-                raise StatementFailed(failed.number - len(ours) + 1, failed.error) from None
-            if failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME:
+            may_succeed = failed.number >= len(ours) or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME
+            if may_succeed:  # when they are run in another way
                 raise
             raise failed.error from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import psycopg
@@ -114,7 +114,14 @@ class Stage:
     pooled: bool  # the session is a pooler's, other clients will get it: leave nothing in it
 
 
-def survey(tx: Connection, target: Target) -> tuple[Layout, Stage]:
+class Survey(NamedTuple):
+    """A table and the session's stage for it, as they are now."""
+
+    layout: Layout
+    stage: Stage
+
+
+def survey(tx: Connection, target: Target) -> Survey:
     """Ask the server. Raises ConfigError where the key has no index that finds rows, and what it says of unknown names.
 
     It is asked in every large transaction: a table may be altered while a worker runs, and the session may be
@@ -144,7 +151,7 @@ def survey(tx: Connection, target: Target) -> tuple[Layout, Stage]:
     )
     pooled = whole.pid != driver.info.backend_pid
     fits = whole.stage_exists and all(row.staged for row in found)
-    return layout, Stage(stage, whole.stage_exists, fits, whole.stage_used, pooled)
+    return Survey(layout, Stage(stage, whole.stage_exists, fits, whole.stage_used, pooled))
 
 
 def require_index(connection: Connection, sink: str, path: Sequence[str], key: Sequence[str]) -> None:

@@ -368,7 +368,7 @@ class Reporter:
         self._left -= 1
         if self._left:
             return
-        _, do = self._break
+        do = self._break[1]
         self._break = None
         if do == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

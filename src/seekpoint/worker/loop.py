@@ -325,7 +325,7 @@ class Loop:
 
     def _draw(self, buffer: Buffer) -> Chunk[RawRecord] | None:
         """More records for the open batch; None once a partition was taken away or the end was asked for."""
-        has_ended = self._assignment.has_revoked or self._stopping.is_set()
+        has_ended = self._assignment.partitions.has_revoked or self._stopping.is_set()
         return None if has_ended else self._reader.read(buffer.room, 0, buffer.held)
 
     def _raise_if_strict(self) -> None:

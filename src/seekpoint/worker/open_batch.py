@@ -62,7 +62,8 @@ class Buffer:
         self._bytes = self._records = 0
         self.unreadable: dict[Place, Exception] = {}  # what the client could not read whole
         self.reads: dict[Partition, Read] = {}
-        self.identity: Answer | None = None
+        self.closed = False  # nothing more will be drawn
+        self.topic_ids: Answer | None = None  # as the brokers answer after the last read, before COMMIT
         self.held: frozenset[Partition] | None = None  # by the open transaction, which reads no other; None before it
         self._keep(first)
 
@@ -121,20 +122,16 @@ class Buffer:
         for partition in partitions:
             self.reads.pop(partition, None)
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more will be drawn."""
-        return self.identity is not None
-
     def close(self) -> None:
         """Draw nothing more. The topics' ids are asked for now: after the last read, before COMMIT."""
-        if self.identity is None:
+        if not self.closed:
+            self.closed = True
             self.ask_again()
         self._draw = _nothing  # the one given knows this buffer: its records would wait for the collector of cycles
 
     def ask_again(self) -> None:
         """Ask for the topics' ids; the answer is awaited before COMMIT."""
-        self.identity = self._ask({p.topic for p in self.reads})
+        self.topic_ids = self._ask({p.topic for p in self.reads})
 
     @property
     def records(self) -> int:

@@ -47,7 +47,7 @@ class Reader:
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
-        if self._assignment.has_kept:
+        if len(self._assignment.partitions.kept):
             return self._kept(most, held)
         room, due, scheduler = min(CHUNK, most), None, self._assignment.scheduler
         if scheduler:
@@ -86,7 +86,7 @@ class Reader:
             return False
         if not len(chunk):
             return False
-        self._assignment.keep(chunk)
+        self._assignment.partitions.keep(chunk)
         try:
             with self._stopwatch:
                 self._writers.prepare(chunk.messages)
@@ -97,23 +97,24 @@ class Reader:
 
     def _may_read_ahead(self) -> bool:
         assignment, limits = self._assignment, self._limits
-        if not self.has_more() or self._failed is not None or assignment.has_revoked or self._is_ending():
+        if not self.has_more() or self._failed is not None or assignment.partitions.has_revoked or self._is_ending():
             return False
         if assignment.scheduler:  # what waits there is applied first
             return False
-        kept = assignment.kept
+        kept = assignment.partitions.kept
         return kept.records + CHUNK <= limits.batch_records and kept.bytes < limits.batch_bytes
 
     def _kept(self, most: int, held: frozenset[Partition] | None) -> Chunk[RawRecord] | None:
         """The first chunk that was kept, if it fits; of held partitions, where some are held."""
-        kept, first = self._assignment.kept, self._assignment.kept.first
+        kept = self._assignment.partitions.kept
+        first = kept.first
         has_more = len(kept) > 1 or len(first) >= CHUNK
         if held is not None and held.isdisjoint(first.reads):
             self._assignment.closed_by_another(is_full=has_more)
             return None
         if len(first) > most and held is not None:
             return None
-        chunk = self._assignment.take_kept(most)  # it may be of a time when batches were larger
+        chunk = self._assignment.partitions.take_kept(most)  # it may be of a time when batches were larger
         if held is not None:
             chunk = self._assignment.keep_others(chunk, held, is_full=has_more)
         return chunk if len(chunk) else None

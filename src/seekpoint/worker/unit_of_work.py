@@ -331,9 +331,9 @@ class Committer:
 
     def _require_same_topics(self, result: BatchResult) -> None:
         """Since the last read, no topic was recreated: the records belong to the offsets (I4)."""
-        identity = result.batch.buffer.identity
-        assert identity is not None
-        if mismatches := self._owner.topic_id_mismatches(identity, list(result.reads)):
+        topic_ids = result.batch.buffer.topic_ids
+        assert topic_ids is not None
+        if mismatches := self._owner.topic_id_mismatches(topic_ids, list(result.reads)):
             raise TopicIdMismatch(mismatches)
 
     def _announce_dead_letters(self, result: BatchResult) -> None:

@@ -116,7 +116,7 @@ def _merge(tx: Tx, folded: Path, into: TargetTable) -> None:
     assert isinstance(aim, Upsert)
     target = replace(aim.target, columns=remembered_columns(tx.connection, folded))
     counts = dict(rows(tx.connection, "SELECT {d}, count(*) FROM {t} GROUP BY 1", d=name(DELETED), t=folded))
-    layout, _ = survey(tx.connection, target)
+    layout = survey(tx.connection, target).layout
     statements = _FromFolded(target, layout, folded)
     if counts.get(True):
         driver_of(tx.connection).execute(statements.delete_staged, ())

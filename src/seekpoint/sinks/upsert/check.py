@@ -17,7 +17,7 @@ from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
     """An upsert's table as it is. Raises ConfigError where it, a column, the key's index or a right is missing."""
     with explained(target.name), rerun_if_changed(tx, target.path):
-        layout, _ = survey(tx, target)
+        layout = survey(tx, target).layout
         statements = UpsertSql(target, layout)
         if target.columns is not None:
             _explain(tx, statements.insert, len(target.columns), statements)

@@ -25,7 +25,6 @@ from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.held import HeldPartitions
 from seekpoint.worker.assignment.idle_checks import IdleChecks
-from seekpoint.worker.assignment.kept import KeptChunks
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
@@ -48,7 +47,7 @@ class WorkerAssignment:
         partitions: Iterable[tuple[str, int]] | None,
         pipeline: Pipeline | None = None,
     ) -> None:
-        self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
+        self.partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
         self.client, self.identity, self._watermarks = resources.client, resources.identity, resources.watermarks
         self._topics = (topics,) if isinstance(topics, str) else tuple(topics)
         self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
@@ -61,22 +60,17 @@ class WorkerAssignment:
     @property
     def active(self) -> Mapping[Partition, ActivePartition]:
         """What is read now."""
-        return self._partitions.active
+        return self.partitions.active
 
     @property
     def stopped(self) -> Mapping[Partition, PartitionStopped]:
         """What an operator has to decide about, and why."""
-        return {partition: at.stop for partition, at in self._partitions.stopped.items()}
+        return {partition: at.stop for partition, at in self.partitions.stopped.items()}
 
     @property
     def is_claiming(self) -> bool:
         """Whether assigned partitions are not claimed yet."""
-        return bool(self._partitions.claiming)
-
-    @property
-    def has_revoked(self) -> bool:
-        """Whether Kafka took a partition away since the last :meth:`maintain`: read nothing more, commit, maintain."""
-        return self._partitions.has_revoked
+        return bool(self.partitions.claiming)
 
     def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
         """How many offsets each partition has yet to pass, stopped ones too; and those whose lag cannot be known.
@@ -105,7 +99,7 @@ class WorkerAssignment:
 
     def current_claims(self) -> list[Claim]:
         """The claims of :attr:`with_known_log`, as of their last COMMIT; without partitions that Kafka took away."""
-        active, stopped = self._partitions.active, self._partitions.stopped
+        active, stopped = self.partitions.active, self.partitions.stopped
         found = [active[p].claim if p in active else stopped[p].claim for p in self.with_known_log]
         return [claim for claim in found if claim is not None]
 
@@ -114,9 +108,9 @@ class WorkerAssignment:
     def join(self) -> None:
         """Subscribe, or take the fixed partitions; nothing is read before the first :meth:`maintain`."""
         if self._fixed is None:
-            self.client.subscribe(self._topics, self._partitions.on_assigned, self._partitions.on_revoked)
+            self.client.subscribe(self._topics, self.partitions.on_assigned, self.partitions.on_revoked)
         else:
-            self._partitions.assign_fixed(self._fixed)
+            self.partitions.assign_fixed(self._fixed)
 
     def leave(self, deadline: float = 10.0) -> None:
         """Release every claim and leave the group; what was read and not committed is read again elsewhere.
@@ -125,37 +119,23 @@ class WorkerAssignment:
         """
         try:
             self._store_stops(is_last=True)
-            self._claiming.release(self._partitions.claims())
+            self._claiming.release(self.partitions.claims())
         finally:
             self.client.close(deadline)
 
     def suspend(self) -> None:
         """The database or the brokers are away: read nothing, stay in the group, claim everything again later."""
-        self._partitions.suspend()
+        self.partitions.suspend()
         self._checks.run_soon()
 
     # -- reading --------------------------------------------------------------------------------------
 
     def accept_messages(self, messages: Iterable[Message]) -> Chunk[Message]:
         """Keep what belongs to an active partition and was not read before; move the read positions over it."""
-        chunk = accept_messages(self._partitions, messages, self._announce)
+        chunk = accept_messages(self.partitions, messages, self._announce)
         if self.scheduler:
             self.scheduler.bound()
         return chunk
-
-    @property
-    def has_kept(self) -> bool:
-        """Whether messages wait for the next batch."""
-        return len(self._partitions.kept) > 0
-
-    @property
-    def kept(self) -> KeptChunks:
-        """What waits for the next batch."""
-        return self._partitions.kept
-
-    def keep(self, chunk: Chunk[RawRecord]) -> None:
-        """Keep what was read ahead for the next batch, after what is kept already."""
-        self._partitions.keep(chunk)
 
     def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition], *, is_full: bool) -> Chunk[RawRecord]:
         """Return what is of held partitions, and keep the rest: the next batch begins with it.
@@ -166,15 +146,11 @@ class WorkerAssignment:
         if chunk.reads.keys() <= held:
             return chunk
         self.closed_by_another(is_full=is_full)
-        return self._partitions.keep_others(chunk, held)
+        return self.partitions.keep_others(chunk, held)
 
     def closed_by_another(self, *, is_full: bool) -> None:
         """A chunk of partitions that the open transaction does not hold closes its batch."""
         self._held.closed_by_another(is_full=is_full)
-
-    def take_kept(self, most: int) -> Chunk[RawRecord]:
-        """``most`` records of the first chunk that was kept, as far as they may still be applied."""
-        return self._partitions.take_kept(most)
 
     def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         """Keep what was read of one partition until its first record, which failed, is due again; after COMMIT."""
@@ -185,12 +161,12 @@ class WorkerAssignment:
     def maintain(self) -> None:
         """Act on what was recorded: release what was revoked, decide on lost offsets, claim, check idle partitions."""
         if self.client.rebalanced:
-            self._partitions.continue_reading()
-        self._claiming.release(self._partitions.leave())
-        if self._partitions.out_of_range:
+            self.partitions.continue_reading()
+        self._claiming.release(self.partitions.leave())
+        if self.partitions.out_of_range:
             self._checks.check_out_of_range()
         now = monotonic()
-        if self._partitions.claiming:
+        if self.partitions.claiming:
             self._claiming.claim(now)
         if self.scheduler:
             self._maintain_backlogs()
@@ -212,7 +188,7 @@ class WorkerAssignment:
         ``Limits.idle_check``, and once more at the end (``is_last``).
         """
         now = monotonic()
-        new = [at for at in self._partitions.stopped.values() if not at.is_stored and (is_last or now >= at.store_at)]
+        new = [at for at in self.partitions.stopped.values() if not at.is_stored and (is_last or now >= at.store_at)]
         if not new:
             return
         for at in new:
@@ -230,7 +206,7 @@ class WorkerAssignment:
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
         """What hold must find: the batch's where its reading began, others that it may read at their position."""
-        owned = self._partitions.all_owned()
+        owned = self.partitions.all_owned()
         held = self._held.of(starts, owned)
         return [Expected(owned[p].claim, starts.get(p, owned[p].position)) for p in held]
 
@@ -239,7 +215,7 @@ class WorkerAssignment:
         moved = list(moved)
         self._held.moved(claim.partition for claim in moved)
         for claim in moved:
-            owned = self._partitions.owned(claim.partition)
+            owned = self.partitions.owned(claim.partition)
             if owned is not None and owned.claim.token == claim.token:
                 owned.committed(claim)
         self._reconciler.reset_backoff()

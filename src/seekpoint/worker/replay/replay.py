@@ -156,7 +156,7 @@ class DeadLetterReplay(DeadLetterAdmin):
         known = {(dead_letter.at, dead_letter.topic_id, dead_letter.offset) for *_, dead_letter in work}
         stuck: dict[Key, DeadLetter] = {}
         while work:
-            *_, dead_letter = heappop(work)
+            dead_letter = heappop(work)[-1]
             outcome, following = self._one(replayer, dead_letter, reason, stuck)
             if following is not None and (at := (dead_letter.at, dead_letter.topic_id, following)) not in known:
                 known.add(at)

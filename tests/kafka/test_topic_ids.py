@@ -24,8 +24,12 @@ from seekpoint.testing.servers.kafka import KafkaServer
 from support.kafka_postgres import QUICK, Scene
 
 NO_BROKER = "127.0.0.1:1"
-# librdkafka's texts for one cause: which of its two timers ends first.
-TIMED_OUT = ("Failed while waiting for controller: Local: Timed out", "Timed out waiting for controller")
+# librdkafka's texts for one cause: which of its two timers ends first, and whether its threads have begun until then.
+TIMED_OUT = (
+    "Failed while waiting for controller: Local: Timed out",
+    "Timed out waiting for controller",
+    "Timed out initializing",
+)
 
 NewIdentity = Callable[..., Identity]
 

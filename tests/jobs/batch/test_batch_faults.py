@@ -226,7 +226,7 @@ def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop, elsewhere: Th
         return {"id": record.value.id, "amount": 666, "at": 0}
 
     zombie = shop.pipeline()
-    zombie.sinks[0]._row = slow  # type: ignore[attr-defined]
+    zombie.sinks[0].row_of = slow  # type: ignore[attr-defined]
 
     def late(run: UUID) -> None:
         stage_range(shop.engine, shop.schema, kafka, run, pipeline=zombie, range_=ranges[0])

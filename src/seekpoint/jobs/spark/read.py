@@ -17,10 +17,10 @@ from seekpoint.errors import ConfigError, required
 from seekpoint.jobs.export.export import applied
 from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.settings import carried_range, portable, require_no_secret, resolved
+from seekpoint.jobs.staging.stage import dead_letters_within
 from seekpoint.kafka.first_records import first_records, require_max_records
 from seekpoint.kafka.ranges import SMALLEST, Range, check_ranges, split_ranges
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.records import Partition
 
 if TYPE_CHECKING:
@@ -116,15 +116,8 @@ def frame_of(
 def _dead_letters(ledger: Ledger, ranges: Sequence[Range]) -> dict[Partition, list[int]]:
     """The offsets of the records in these ranges that are dead letters now, by partition, ascending."""
     with transaction(ledger.engine, ledger.schema) as tx:
-        rows = tx.execute(
-            RELOAD_RUN["left_out"],
-            group=ledger.group,
-            within_topic=[range_.partition.topic for range_ in ranges],
-            within_partition=[range_.partition.number for range_ in ranges],
-            within_topic_id=[range_.topic_id for range_ in ranges],
-            within_from_offset=[range_.start for range_ in ranges],
-            within_to_offset=[range_.end for range_ in ranges],
-        ).all()
+        spans = {range_.partition: (range_.topic_id, range_.start, range_.end) for range_ in ranges}
+        rows = dead_letters_within(tx, ledger.group, spans)
     offsets: dict[Partition, list[int]] = {}
     for row in sorted(rows):
         offsets.setdefault(Partition(row.topic, row.partition), []).append(row.record_offset)

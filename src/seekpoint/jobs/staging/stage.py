@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Connection, Engine, Row, insert, select
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import ArchivedReader
@@ -113,12 +113,10 @@ def _make_dead_letters(tx: Tx, staging: Staging) -> None:
     )
 
 
-def leave_out(
-    tx: Tx, staging: Staging, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]
-) -> set[tuple[str, int, int]]:
-    """Keep which records of these ranges are dead letters now, and so have no rows; returns them."""
+def dead_letters_within(tx: Tx, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]) -> Sequence[Row[Any]]:
+    """Topic, partition and offset of the records in these ranges that are dead letters now, and were not applied."""
     ordered = sorted(ranges)
-    found = tx.execute(
+    return tx.execute(
         RELOAD_RUN["left_out"],
         group=group,
         within_topic=[at.topic for at in ordered],
@@ -127,6 +125,13 @@ def leave_out(
         within_from_offset=[ranges[at][1] for at in ordered],
         within_to_offset=[ranges[at][2] for at in ordered],
     ).all()
+
+
+def leave_out(
+    tx: Tx, staging: Staging, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]
+) -> set[tuple[str, int, int]]:
+    """Keep which records of these ranges are dead letters now, and so have no rows; returns them."""
+    found = dead_letters_within(tx, group, ranges)
     if found:
         tx.connection.execute(insert(staging.left_out), [row._asdict() | {"consumer_group": group} for row in found])
     return {(row.topic, row.partition, row.record_offset) for row in found}

@@ -45,14 +45,14 @@ $(READY): pyproject.toml requirements.lock
 	touch $(READY)
 
 # Spark is half a gigabyte, and its build leaves another 1.4 in uv's cache; pyright and its Node are a quarter of one. A
-# demo does without.
+# demo does without. It is compiled when it is first imported: --compile-bytecode would look at all 8,000 files again.
 $(SPARK): $(READY)
-	$(UV) pip install --quiet --compile-bytecode --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
+	$(UV) pip install --quiet --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
 	touch $(SPARK)
 
 # Sphinx, and what drives a browser: for the site, the console's tests, and the type checker that reads them.
 $(DOCS): $(READY) requirements-docs.lock
-	$(UV) pip install --quiet --compile-bytecode --no-deps --require-hashes -r requirements-docs.lock
+	$(UV) pip install --quiet --no-deps --require-hashes -r requirements-docs.lock
 	touch $(DOCS)
 
 demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice

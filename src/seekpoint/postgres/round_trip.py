@@ -107,7 +107,7 @@ def commit(driver: psycopg.Connection[Any], *following: Statement) -> list[PGres
         return []
     failure: StatementFailed | None = None
     try:
-        results = round_trip(driver, [_COMMIT, *following])
+        results = round_trip(driver, [_COMMIT, *following]) if following else [_alone(driver, _COMMIT)]
     except StatementFailed as failed:
         if failed.number == 0:
             raise failed.error from None
@@ -117,6 +117,15 @@ def commit(driver: psycopg.Connection[Any], *following: Statement) -> list[PGres
     if failure is not None:
         raise failure
     return results[1:]
+
+
+def _alone(driver: psycopg.Connection[Any], statement: Statement) -> PGresult:
+    """A statement without parameters, in one message: the server has it whole, or has nothing of it."""
+    driver.pgconn.send_query(statement.text.encode())
+    result: PGresult = driver.wait(generators.execute(driver.pgconn))[0]
+    if result.status == ExecStatus.FATAL_ERROR:
+        raise StatementFailed(0, error_from_result(result, driver.info.encoding))
+    return result
 
 
 def texts(driver: psycopg.Connection[Any], statement: Statement) -> list[str]:

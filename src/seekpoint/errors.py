@@ -347,12 +347,12 @@ class CutOverRefused(SeekpointError):  # noqa: N818
     """A cut-over would make workers wait, delete rows or change other tables more than was allowed.
 
     No live table was changed, and the run stays open: resume it with other limits. ``reasons`` has every one, with its
-    remedy; ``waits`` are those of each try, in seconds.
+    remedy; ``predicted`` is the wait that was predicted for a merge, ``waits`` those of each try, in seconds.
     """
 
-    def __init__(self, reasons: Sequence[str], *, waits: Sequence[float] = ()) -> None:
+    def __init__(self, reasons: Sequence[str], *, predicted: float | None = None, waits: Sequence[float] = ()) -> None:
         super().__init__("the cut-over is refused; the run stays open:" + "".join(f"\n  - {r}" for r in reasons))
-        self.reasons, self.waits = tuple(reasons), tuple(waits)
+        self.reasons, self.predicted, self.waits = tuple(reasons), predicted, tuple(waits)
 
 
 class ReloadOver(SeekpointError):  # noqa: N818

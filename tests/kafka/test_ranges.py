@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import monotonic
@@ -17,8 +17,6 @@ from confluent_kafka.admin import AdminClient
 from kafka.test_odd_records import produce_by_hand
 from seekpoint import Partition
 from seekpoint.errors import ConfigError, KafkaUnavailable, RangeLost, RangeStuck, TopicRecreated
-from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import (
     KEPT,
     Piece,
@@ -244,22 +242,6 @@ def test_retention_before_the_start_is_a_loss(log: Log) -> None:
     assert (lost.value.partition, lost.value.offset) == (Partition(name, 0), 10)
     with pytest.raises(RangeLost, match=r"past the end of the log \(50\)"):
         list(read_range(log.kafka, log.range(name, 60, 70)))
-
-
-def test_a_client_is_connected_before_it_asks_leaders(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a connection it may look for the leaders in vain, and again only after 3 s."""
-    asked: list[set[str]] = []
-    known = Identity.known
-
-    def noted(identity: Identity, topics: Collection[str]) -> dict[str, int]:
-        asked.append(set(topics))
-        return known(identity, topics)
-
-    monkeypatch.setattr(Identity, "known", noted)
-    at = Partition(log.filled(2), 0)
-    checks = RangeChecks(log.kafka)
-    assert [checks.readable.ends([at])[at].offset for _ in range(2)] == [2, 2]
-    assert asked == [{at.topic}], "once"
 
 
 def test_retention_that_passes_in_mid_read_is_a_loss_and_no_gap(log: Log) -> None:

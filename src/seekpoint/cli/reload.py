@@ -63,10 +63,13 @@ class CutOverOptions(ReadOptions):
         bool,
         typer.Option("--allow-cascades", help="A merge may change other tables by ON DELETE and ON UPDATE actions."),
     ] = False
+    allow_inheritance: Annotated[
+        bool, typer.Option("--allow-inheritance", help="A merge may change and delete rows of inheriting tables.")
+    ] = False
 
     def limits(self) -> dict[str, Any]:
         """What :class:`Reload` takes of them."""
-        names = ("max_deletes", "allow_cascades")
+        names = ("max_deletes", "allow_cascades", "allow_inheritance")
         return {"max_wait": ago(self.max_wait, "--max-wait").total_seconds()} | {
             name: getattr(self, name) for name in names
         }

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
 
 from seekpoint.errors import ConfigError, CutOverRefused, ReloadRefused
-from seekpoint.jobs.reload import Reload, Report, cutover
+from seekpoint.jobs.reload import Reload, Report, cutover, wait_at_opening
 from seekpoint.jobs.reload import cutover_limits as bounds
 from seekpoint.jobs.reload.catch_up import CatchUp
+from seekpoint.jobs.reload.merge_preconditions import UNSAMPLED
 from support.before_cutover import FIRST, diffed, reloaded, resume, settled, started
 from support.reload_orders import Shop, doubled, of, pipeline
 from support.reload_process import Reloader
@@ -32,8 +34,8 @@ def extra(shop: Shop, ids: Sequence[int]) -> None:
         shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (:id, 1, 0)", id=id_)
 
 
-def resumed(shop: Shop, driver: Any, *pipelines: Any, **options: Any) -> None:
-    reload = with_bounds(shop, **options) if not pipelines else shop.reload(pipelines)
+def resumed(shop: Shop, driver: Any, **options: Any) -> None:
+    reload = with_bounds(shop, **options)
     assert reload.runs.get(driver.run.id).state == "compared", "it stays open"
     reload.run(reload.take_over(driver.run.id))
 
@@ -108,23 +110,25 @@ CREATE TABLE {schema}.orders_high PARTITION OF {schema}.orders FOR VALUES FROM (
     PARTITION BY RANGE (id);
 CREATE TABLE {schema}.orders_highest PARTITION OF {schema}.orders_high FOR VALUES FROM (20) TO (MAXVALUE);
 """
+INHERITED = "CREATE TABLE {schema}.orders_highest (PRIMARY KEY (id)) INHERITS ({schema}.orders)"
 
 
-def test_a_key_that_refers_to_a_part_of_the_table_is_refused(shop: Shop) -> None:
-    """A partition, however deep."""
-    shop.execute(PARTITIONED)
+@pytest.mark.parametrize("tables", [PARTITIONED, INHERITED])
+def test_a_key_that_refers_to_a_part_of_the_table_is_refused(shop: Shop, tables: str) -> None:
+    """A partition, however deep, or a table that inherits."""
+    shop.execute(tables)
     shop.execute((CHILDREN % "ON DELETE CASCADE").replace("orders", "orders_highest"))
     settled(shop, RECORDS)
     shop.execute("INSERT INTO {schema}.orders_highest (id, amount, at) VALUES (100, 1, 0)")
     shop.execute("INSERT INTO {schema}.items VALUES (1, 100)")
-    reload, driver = started(with_bounds(shop))
+    reload, driver = started(with_bounds(shop, allow_inheritance=True))
     said = f"{shop.schema}.items refers to it by items_order_id_fkey (ON DELETE CASCADE)"
     assert f"{shop.schema}.orders: {said}" in driver.notes
     with pytest.raises(CutOverRefused) as found:
         reload.run(driver)
     assert f"1 rows would be deleted, and {said}: allow it by --allow-cascades" in str(found.value)
     assert shop.execute("SELECT id, order_id FROM {schema}.items") == [(1, 100)]
-    resumed(shop, driver, allow_cascades=True)
+    resumed(shop, driver, allow_inheritance=True, allow_cascades=True)
     assert shop.execute("SELECT id, order_id FROM {schema}.items") == []
     assert shop.rows() == doubled(RECORDS)
 
@@ -180,13 +184,15 @@ def test_a_table_from_which_others_inherit_is_refused(full: Shop) -> None:
         with pytest.raises(CutOverRefused, match=r"archived inherit from it, and a merge would delete rows there"):
             reload.cut_over(driver, rounds)
     reload.runs.abort(driver.run.id, "tested")
-    with pytest.raises(ReloadRefused, match=r"archived inherit from it.* NO INHERIT"):
+    with pytest.raises(ReloadRefused, match=r"archived inherit from it.* --allow-inheritance"):
         reload.open()
     assert full.execute("SELECT count(*) FROM {schema}.archived") == [(1,)]
-    full.execute("ALTER TABLE {schema}.archived NO INHERIT {schema}.orders")
-    reload.run(reload.open())
+    reload, driver = started(with_bounds(full, allow_inheritance=True))
+    assert driver.notes == (
+        f"{full.schema}.orders: {full.schema}.archived inherits from it, and its rows are compared and changed, too",
+    )
+    reload.run(driver)
     assert full.rows() == doubled(RECORDS)
-    assert full.execute("SELECT count(*) FROM {schema}.archived") == [(1,)]
 
 
 # -- the wait ------------------------------------------------------------------------------------------------------
@@ -198,6 +204,50 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     monkeypatch.setattr(cutover, "longer_pause", made.append)
     return made
+
+
+def test_a_wait_that_is_predicted_to_be_too_long_is_refused_before_the_lock(shop: Shop) -> None:
+    records = [of(n, 1) for n in range(3_000)]
+    settled(shop, records)
+    reload, driver = started(with_bounds(shop, max_wait=0.001))
+    with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 3000 changed rows") as found:
+        reload.run(driver)
+    assert found.value.predicted is not None
+    assert found.value.predicted > 0.001
+    assert found.value.waits == ()
+    assert f"`seekpoint reload resume {driver.run.id} --max-wait " in str(found.value)
+    assert "or open another run with strategy 'swap', whose wait does not grow with the rows" in str(found.value)
+    assert shop.rows() == doubled(records, by=1)
+    resumed(shop, driver, max_wait=60.0)
+    assert shop.rows() == doubled(records)
+
+
+def test_a_wait_that_the_table_alone_takes_is_refused_at_the_opening(
+    full: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after all the staging, which takes hours for such a table."""
+    monkeypatch.setattr(wait_at_opening, "MANY", 10)
+    full.execute("ANALYZE {schema}.orders")
+    reload = with_bounds(full, max_wait=1e-9)
+    with pytest.raises(ReloadRefused, match=r"orders: workers would wait about .* strategy 'swap'"):
+        reload.open()
+    assert reload.runs.list() == []
+    assert with_bounds(full, max_wait=60.0).open().run.state == "opened"
+
+
+def test_a_merge_that_changes_nothing_takes_no_lock(full: Shop) -> None:
+    """Its version is that of the group: workers do not wait, and what the lock would take is not predicted."""
+    reports: list[Report] = []
+    reload = with_bounds(full, max_wait=1e-9, compared=reports.append, version=1)
+    with full.holding("SELECT FROM {schema}.partition_offset FOR UPDATE"):
+        driver = reload.open(reason="is it right?")
+        done = reload.run(driver)
+    assert (done.lock_seconds, done.keys, reports[0].is_empty) == (0.0, 0, True)
+    assert (reload.runs.get(driver.run.id).state, full.rows()) == ("cut_over", doubled(RECORDS, by=1))
+    (row,) = full.execute("SELECT reason FROM {schema}.admin_action WHERE action = 'cut-over'")
+    assert row[0] == f"reload {driver.run.id}, no row differed: is it right?"
+    of_dead_letters = replace(reports[0], dead_letters=1)
+    assert not cutover.changes_nothing(driver.run, of_dead_letters), "they become the group's"
 
 
 @pytest.mark.parametrize("change", ["extra row", "version"])
@@ -215,6 +265,21 @@ def test_a_merge_that_changes_anything_takes_its_lock(full: Shop, change: str) -
     assert full.rows() == doubled(RECORDS, by=version)
 
 
+def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(shop: Shop) -> None:
+    """The table of the sample has none: they may call anything."""
+    records = [of(n, 1) for n in range(150)]
+    shop.execute("CREATE FUNCTION {schema}.code() RETURNS text LANGUAGE sql AS $$ SELECT 'x' $$")
+    shop.execute("ALTER TABLE {schema}.orders ADD code text NOT NULL DEFAULT {schema}.code()")
+    settled(shop, records)
+    reload, driver = started(with_bounds(shop, max_wait=0.001))
+    with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 150 changed rows") as found:
+        reload.run(driver)
+    assert found.value.predicted is not None
+    assert found.value.predicted >= 150 * UNSAMPLED
+    resumed(shop, driver, max_wait=60.0)
+    assert shop.rows() == doubled(records)
+
+
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
 def test_the_wait_for_the_workers_counts(full: Shop, pauses: list[int], strategy: str) -> None:
     """A worker has a batch in hand: each try is rolled back at the bound, and the run stays open after five."""
@@ -226,9 +291,6 @@ def test_the_wait_for_the_workers_counts(full: Shop, pauses: list[int], strategy
         with pytest.raises(CutOverRefused, match=r"5 tries were rolled back after 0\.\d s") as found:
             reload.cut_over(driver, rounds)
         assert pauses == [1, 2, 3, 4]
-    assert f"`seekpoint reload resume {driver.run.id} --max-wait " in str(found.value)
-    swap = "or open another run with strategy 'swap', whose wait does not grow with the rows"
-    assert (swap in str(found.value)) == (strategy == "merge")
     assert all(0.3 < wait < 2 for wait in found.value.waits), found.value.waits
     assert full.rows() == doubled(RECORDS, by=1)
     resume(with_bounds(full, max_wait=60.0), driver.run.id)
@@ -365,9 +427,12 @@ def exchanging(shop: Shop, version: int) -> Any:
     return made
 
 
-def test_rows_that_exchange_a_unique_value(shop: Shop) -> None:
+@pytest.mark.repeats("deferrable")
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_rows_that_exchange_a_unique_value(shop: Shop, deferrable: bool) -> None:
     """Also one that was written since the comparison; columns of others and rows that refer to these stay."""
-    shop.execute("ALTER TABLE {schema}.orders ADD CONSTRAINT one_at UNIQUE (at) DEFERRABLE")
+    how = " DEFERRABLE" if deferrable else ""
+    shop.execute(f"ALTER TABLE {{schema}}.orders ADD CONSTRAINT one_at UNIQUE (at){how}")
     shop.produce(shop.topic, RECORDS, partition=0)
     shop.apply(exchanging(shop, 1), len(RECORDS))
     shop.execute(
@@ -384,19 +449,35 @@ def test_rows_that_exchange_a_unique_value(shop: Shop) -> None:
     assert shop.execute("SELECT count(*) FROM {schema}.parcels") == [(40,)]
 
 
-def test_rows_that_exchange_a_value_of_an_index_that_cannot_wait_are_refused(shop: Shop) -> None:
-    """No order of updates takes two rows past each other. The run stays open, and names what can publish it."""
-    shop.execute("ALTER TABLE {schema}.orders ADD CONSTRAINT one_at UNIQUE (at)")
+DELETED = "CREATE TRIGGER seen AFTER DELETE ON {schema}.orders FOR EACH ROW EXECUTE FUNCTION {schema}.seen()"
+FOLLOWED = "CREATE TABLE {schema}.parcels (of_order bigint REFERENCES {schema}.orders ON DELETE %s)"
+
+
+@pytest.mark.repeats("ddl")
+@pytest.mark.parametrize(
+    ("ddl", "said"),
+    [
+        (DELETED, "it has trigger seen"),
+        (FOLLOWED % "CASCADE", r"refers to it by parcels_of_order_fkey \(ON DELETE CASCADE\)"),
+        (FOLLOWED % "RESTRICT", "that was refused: .*parcels"),
+    ],
+    ids=["trigger", "cascade", "restrict"],
+)
+def test_rows_that_exchange_a_unique_value_are_not_deleted_for_others(shop: Shop, ddl: str, said: str) -> None:
+    """The run stays open, and names what can publish it."""
+    shop.execute(
+        "ALTER TABLE {schema}.orders ADD CONSTRAINT one_at UNIQUE (at); "
+        "CREATE FUNCTION {schema}.seen() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; " + ddl
+    )
     shop.produce(shop.topic, RECORDS, partition=0)
     shop.apply(exchanging(shop, 1), len(RECORDS))
+    if ddl != DELETED:
+        shop.execute("INSERT INTO {schema}.parcels SELECT id FROM {schema}.orders")
     reload, driver = started(shop.reload([exchanging(shop, 2)]))
-    with pytest.raises(CutOverRefused, match=r"values of one_at \(Key \(at\)=.* 'swap' can .*DEFERRABLE"):
+    with pytest.raises(CutOverRefused, match=rf"values of one_at \(.*{said}.* 'swap' can .*DEFERRABLE"):
         reload.run(driver)
     assert reload.runs.get(driver.run.id).is_open
     assert shop.rows() == [(n, 1, n) for n in range(40)]
-    shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT one_at, ADD CONSTRAINT one_at UNIQUE (at) DEFERRABLE")
-    resumed(shop, driver, exchanging(shop, 2))
-    assert shop.rows() == [(n, 1, 39 - n) for n in range(40)]
 
 
 # -- killed --------------------------------------------------------------------------------------------------------

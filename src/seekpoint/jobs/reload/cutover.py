@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.backoff import TRIES, longer_pause, pause, retried
 from seekpoint.errors import CutOverRefused, KafkaUnavailable, RangeStuck, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload.catch_up import CatchUp
+from seekpoint.jobs.reload.compare import Report
 from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
 from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.merge_preconditions import allow_wait, others
@@ -92,6 +93,21 @@ def cut_over(
     raise AssertionError("the last try returns or raises")
 
 
+def changes_nothing(run: Run, report: Report) -> bool:
+    """Whether all is as the run would leave it: the rows were equal, no version is raised, no record is left out."""
+    return report.is_empty and not report.dead_letters and run.version_from == run.version_to
+
+
+def close_unchanged(driver: Driver) -> CutOver:
+    """End a run that changes nothing: the tables were what it rebuilt, at the comparison's offsets. No worker waits."""
+    with driver.step("compared") as tx:
+        driver.transition(tx, "cut_over")
+        for group in sorted(tx.run.groups):
+            done = f"reload {tx.run.id}, no row differed: {tx.run.reason}"
+            record_action(GroupConnection(tx.connection, tx.schema, group), "cut-over", actor=tx.run.actor, reason=done)
+    return CutOver(0.0, 0, 0, 1)
+
+
 def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
     """Whether the try was ended by its budget, or by a row that another session has locked."""
     if not budget.used:
@@ -102,19 +118,20 @@ def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
 
 def _too_long(driver: Driver, passes: CatchUp, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:
     seen = f"{len(waits)} tries were rolled back after {', '.join(f'{each:.1f} s' for each in waits)}"
+    predicted = "" if plan.predicted is None else f" ({plan.predicted:.1f} s were predicted)"
     if by_others and max(waits) < plan.bounds.max_wait:
         reason = (
             f"another session holds the lock of a row that is to be changed, and workers do not wait for it: {seen}"
-            f": end its transaction, then `seekpoint reload resume {driver.run.id}`"
+            f"{predicted}: end its transaction, then `seekpoint reload resume {driver.run.id}`"
         )
-        return CutOverRefused([reason], waits=waits)
+        return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
     with driver.step("compared", "catching_up") as tx:
         how = f"; {others(tx, passes.targets)}" if driver.run.strategy == "merge" else ""
     reason = (
-        f"workers would wait for longer than the {plan.bounds.max_wait:g} s that are allowed: {seen}: "
+        f"workers would wait for longer than the {plan.bounds.max_wait:g} s that are allowed: {seen}{predicted}: "
         f"{allow_wait(driver, max(waits))}{how}"
     )
-    return CutOverRefused([reason], waits=waits)
+    return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
 
 
 def _attempt(driver: Driver, passes: CatchUp, budget: Budget, plan: Plan) -> tuple[int, int]:

@@ -24,6 +24,7 @@ class Bounds:
     max_wait: float = MAX_WAIT
     max_deletes: float = MAX_DELETES
     allow_cascades: bool = False
+    allow_inheritance: bool = False
 
     def __post_init__(self) -> None:
         if not self.max_wait > 0:
@@ -34,10 +35,11 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A cut-over's bounds, and the rows of each ``live`` table."""
+    """A cut-over's bounds and estimates. ``live``: the rows of each table; ``predicted``: the wait in seconds."""
 
     bounds: Bounds = field(default_factory=Bounds)
     live: Mapping[Path, int] = field(default_factory=dict)
+    predicted: float | None = None
 
 
 class OverBudget(Exception):  # noqa: N818 -- inside the package; people get CutOverRefused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 
 import psycopg
@@ -14,6 +15,7 @@ from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload.compare import DIFFERENT_KEY, distinct
 from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Budget, Plan
 from seekpoint.jobs.reload.merge_check import Kept
+from seekpoint.jobs.reload.merge_exchange import exchange
 from seekpoint.jobs.reload.merge_preconditions import lost, of_deletes, reaches
 from seekpoint.jobs.run import Driver, Step
 from seekpoint.jobs.tables.constraints import foreign_keys
@@ -101,24 +103,16 @@ def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:
             if by_key:  # else the planner reads both tables from end to end, under the lock
                 _plan_by_key(tx.connection, True)
             try:
-                _rewrite(tables, statements, bound=bound)
+                with tx.connection.begin_nested():
+                    _rewrite(tables, statements, bound=bound)
             except psycopg.errors.UniqueViolation as error:
-                raise CutOverRefused([_exchanged(tables.target, error)]) from error
+                bound()
+                exchange(tables, error, partial(_rewrite, tables, (_INSERT,), bound=bound))
             _plan_by_key(tx.connection, False)
     for each in kept:
         bound()
         each.require()
     return sum(keys for _, keys, _ in work)
-
-
-def _exchanged(target: Target, error: psycopg.Error) -> str:
-    """Why rows that exchange values of a unique index are not merged: it is checked row by row."""
-    detail = (error.diag.message_detail or error.diag.message_primary or str(error)).rstrip(".")
-    return (
-        f"{target.name}: rows exchange values of {error.diag.constraint_name} ({detail}), and no order of updates "
-        "takes two rows past each other. Strategy 'swap' can publish them, because it replaces the whole table: open "
-        "another run; or make it a DEFERRABLE constraint, and resume this one"
-    )
 
 
 # -- under the lock ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, text
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import StagingTables
-from seekpoint.jobs.tables.targets import Path
+from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 
 # Of the table and its partitions: what may leave a row as it was.
@@ -41,13 +41,17 @@ def hides_rows(connection: Connection, table: Path) -> bool:
     return bool(connection.execute(_HIDES, {"name": quoted(*table)}).scalar())
 
 
+def hooks(connection: Connection, target: Target) -> list[str]:
+    """The triggers, the rules and the row security that see what a merge does to rows of the table."""
+    return list(connection.execute(_HOOKS, {"name": quoted(*target.path)}).scalars())
+
+
 class Kept:
     """Checks that one table's merge took effect, if the table has triggers, rules or row security."""
 
     def __init__(self, tables: StagingTables) -> None:
         self._tables = tables
-        name = {"name": quoted(*tables.target.path)}
-        self._hooks = list(tables.connection.execute(_HOOKS, name).scalars())
+        self._hooks = hooks(tables.connection, tables.target)
         if self._hooks:
             tables.run(
                 "CREATE {unlogged} TABLE {before} AS SELECT {key}, {live_image} AS image FROM {diff} AS diff "

@@ -11,7 +11,9 @@ from sqlalchemy import Connection, Row, text
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.manage_runs import Runs
+from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.merge_check import hides_rows
+from seekpoint.jobs.reload.wait_at_opening import of_wait
 from seekpoint.jobs.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.jobs.staging.distance import beyond
@@ -34,6 +36,7 @@ def open_run(
     actor: str,
     reason: str,
     archive: Archive | None = None,
+    bounds: Bounds,
 ) -> Driver:
     """Record a new run at the groups' current positions; nothing else is changed.
 
@@ -50,7 +53,9 @@ def open_run(
         reasons = of_rights(tx.connection) + _of_groups(sources, known, offsets)
         reasons += _of_tables(tx, found, groups, known, strategy)
         if strategy == "merge":
-            reasons += [reason for target in found for reason in of_inheritance(tx.connection, target)]
+            inherited = [] if bounds.allow_inheritance else found
+            reasons += [reason for target in inherited for reason in of_inheritance(tx.connection, target)]
+            reasons += of_wait(tx.connection, found, bounds.max_wait)
         letters = _open_letters(tx, groups)
     if archive is not None:
         archive.require_known()

@@ -15,10 +15,10 @@ from seekpoint.jobs.export import Archive
 from seekpoint.jobs.manage_runs import Runs, drop_attempts
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.compare import Report, prepare, recall
-from seekpoint.jobs.reload.cutover import CutOver, cut_over
+from seekpoint.jobs.reload.cutover import CutOver, changes_nothing, close_unchanged, cut_over
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds, Plan
 from seekpoint.jobs.reload.merge import warm
-from seekpoint.jobs.reload.merge_preconditions import require_allowed, require_no_extra
+from seekpoint.jobs.reload.merge_preconditions import forecast, require_allowed, require_no_extra
 from seekpoint.jobs.reload.open import open_run
 from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Progress, Run, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
@@ -55,7 +55,7 @@ class Reload:
     A merge calls ``compared`` with its :class:`Report` before it publishes anything, and is refused (CutOverRefused,
     the run stays open) where workers would wait for longer than ``max_wait``; where it would delete more than the share
     ``max_deletes`` of a table's rows; where its changes reach other tables by ON DELETE or ON UPDATE actions
-    (``allow_cascades``). Making one does no I/O; raises ConfigError for what
+    (``allow_cascades``) or by inheritance (``allow_inheritance``). Making one does no I/O; raises ConfigError for what
     cannot be reloaded, whatever the servers say.
     """
 
@@ -76,6 +76,7 @@ class Reload:
         max_wait: float = MAX_WAIT,
         max_deletes: float = MAX_DELETES,
         allow_cascades: bool = False,
+        allow_inheritance: bool = False,
         compared: Told | None = None,
     ) -> None:
         self.sources: Sequence[PipelineSource] = sources(pipelines)
@@ -92,13 +93,14 @@ class Reload:
             max_wait=max_wait,
             max_deletes=max_deletes,
             allow_cascades=allow_cascades,
+            allow_inheritance=allow_inheritance,
         )
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
         """Record a new run at the groups' current positions. Raises ReloadRefused with every reason, KafkaUnavailable.
 
-        ``notes`` of the driver list what a merge may reach: foreign keys with an action.
+        ``notes`` of the driver list what a merge may reach: foreign keys with an action, and inheriting tables.
         """
         if strategy not in PUBLISHING:
             raise ConfigError(f"strategy must be one of {', '.join(map(repr, PUBLISHING))}, got {strategy!r}")
@@ -113,6 +115,7 @@ class Reload:
             actor=self.actor,
             reason=reason,
             archive=self.archive,
+            bounds=self.bounds,
         )
 
     def take_over(self, run: UUID) -> Driver:
@@ -182,7 +185,7 @@ class Reload:
     def cut_over(self, driver: Driver, passes: CatchUp) -> CutOver:
         """Publish the rebuilt rows, raise versions and epochs, and close the run, in one transaction.
 
-        Stored offsets do not change.
+        Stored offsets do not change. A merge whose comparison found nothing takes no lock where no version is raised.
 
         Raises CutOverRefused where workers would wait longer than the bounds allow (the
         run stays open), ReloadRefused where the run cannot be used any more, ReloadOver, and the last database error.
@@ -191,6 +194,9 @@ class Reload:
         with self._ending(driver):
             merges = driver.run.strategy == "merge"
             report = recall(driver, passes.targets) if merges else None
+            if report is not None and changes_nothing(driver.run, report):
+                self._compared(report)
+                return close_unchanged(driver)
             plan = Plan(bounds=self.bounds) if report is None else self._plan(driver, passes, report)
             if merges:
                 warm(driver, passes.targets, lambda done, total: self._progress("warming up", done, total))
@@ -210,9 +216,13 @@ class Reload:
         self._compared(report)
         found = report.tables
         require_no_extra(passes.targets, found)  # here, because a resumed run does not compare again
-        require_allowed(driver, passes.targets, found, self.bounds)
-        live = {target.path: one.live for target, one in zip(passes.targets, found, strict=True)}
-        return Plan(bounds=self.bounds, live=live)
+        predicted = forecast(driver, passes.targets, found)
+        require_allowed(driver, passes.targets, found, predicted, self.bounds)
+        return Plan(
+            bounds=self.bounds,
+            live={target.path: one.live for target, one in zip(passes.targets, found, strict=True)},
+            predicted=predicted,
+        )
 
     def run(self, driver: Driver) -> CutOver:
         """Carry out the rest of a run, to its cut-over, and drop what it staged.

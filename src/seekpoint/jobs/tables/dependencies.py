@@ -71,12 +71,17 @@ def referencing(connection: Connection, target: Target) -> list[ForeignKey]:
     return [key for key in keys if key.to and key.is_whole and (key.on_delete or key.on_update)]
 
 
+def inheriting(connection: Connection, target: Target) -> list[str]:
+    """The tables that inherit from this one: a merge reads, compares and deletes their rows, too."""
+    return list(connection.execute(_INHERITING, {"name": quoted(*target.path)}).scalars())
+
+
 def of_inheritance(connection: Connection, target: Target) -> list[str]:
-    """Why a merge of the table is refused: it would compare and delete rows of inheriting tables."""
-    if not (children := list(connection.execute(_INHERITING, {"name": quoted(*target.path)}).scalars())):
+    """Why a merge of the table is refused, unless it may change and delete rows of inheriting tables."""
+    if not (children := inheriting(connection, target)):
         return []
     why = f"{target.name}: {', '.join(children)} inherit from it, and a merge would delete rows there, too"
-    return [f"{why}: make them partitions, or tables of their own (ALTER TABLE … NO INHERIT {target.name})"]
+    return [f"{why}: allow it by --allow-inheritance (Reload(…, allow_inheritance=True))"]
 
 
 def notes(connection: Connection, found: Sequence[Target]) -> Iterator[str]:
@@ -84,6 +89,8 @@ def notes(connection: Connection, found: Sequence[Target]) -> Iterator[str]:
     for target in found:
         for key in referencing(connection, target):
             yield f"{target.name}: {key}"
+        for child in inheriting(connection, target):
+            yield f"{target.name}: {child} inherits from it, and its rows are compared and changed, too"
 
 
 # -- publications --------------------------------------------------------------------------------------------------

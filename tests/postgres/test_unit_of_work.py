@@ -107,6 +107,10 @@ ENDS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "connection.commit": (r"called commit\(\)", lambda tx: tx.connection.commit()),
     "driver.commit": (r"called commit\(\)", lambda tx: driver(tx).commit()),
     "session.commit": (r"called commit\(\)", lambda tx: controlled(tx).commit()),
+    "cursor.connection": (r"called commit\(\)", lambda tx: driver(tx).cursor().connection.commit()),
+    "named cursor.connection": (r"called commit\(\)", lambda tx: driver(tx).cursor("c").connection.commit()),
+    "execute().connection": (r"called commit\(\)", lambda tx: driver(tx).execute("SELECT 1").connection.commit()),
+    "result's cursor": (r"called commit\(\)", lambda tx: tx.exec_driver_sql("SELECT 1").cursor.connection.commit()),
     "with driver": (r"called commit\(\)", lambda tx: driver(tx).__exit__(None, None, None)),
     "driver.close": (r"called close\(\)", lambda tx: driver(tx).close()),
     "driver.autocommit": ("can't change 'autocommit' now", lambda tx: setattr(driver(tx), "autocommit", True)),
@@ -190,9 +194,8 @@ def test_a_refused_commit_cannot_be_swallowed(work: Work, isolating: bool) -> No
         lambda tx: (tx.exec_driver_sql("COMMIT"), tx.exec_driver_sql("BEGIN")),
         sends("SELECT 1; COMMIT"),
         lambda tx: (tx.execute(text("SELECT 1")), driver(tx).pgconn.exec_(b"COMMIT")),
-        lambda tx: driver(tx).cursor().connection.commit(),
     ],
-    ids=["literal commit", "literal commit and begin", "commit among others", "pgconn", "cursor.connection"],
+    ids=["literal commit", "literal commit and begin", "commit among others", "pgconn"],
 )
 def test_a_commit_by_the_handler_stops_the_work(work: Work, commits: Callable[[Connection], None]) -> None:
     """I1: what the handler committed by itself cannot be taken back: stop, say so, and never do it again."""

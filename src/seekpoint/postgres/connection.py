@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, Self
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -49,6 +50,33 @@ class Proxy:
 def lent_driver(driver: psycopg.Connection[Any], misuse: Misuse) -> Any:
     """The driver's connection as a handler has it: it refuses ``commit()`` and ``close()``."""
     return Proxy(driver, {name: partial(misuse, f"{name}()") for name in ("commit", "close")})
+
+
+_lent: WeakKeyDictionary[psycopg.Connection[Any], Any] = WeakKeyDictionary()  # as a handler has it that runs now
+
+
+class _LentCursor(psycopg.Cursor[Any]):
+    """A cursor whose connection is the one that a handler was lent."""
+
+    @property
+    def connection(self) -> Any:
+        return _lent.get(super().connection, super().connection)
+
+
+class _LentServerCursor(psycopg.ServerCursor[Any]):
+    """As :class:`_LentCursor`, for a cursor with a name."""
+
+    @property
+    def connection(self) -> Any:
+        return _lent.get(super().connection, super().connection)
+
+
+def lend_cursors(driver: psycopg.Connection[Any]) -> None:
+    """Let cursors that a handler makes refer to the connection that it was lent; those of other classes do not."""
+    if driver.cursor_factory is psycopg.Cursor:
+        driver.cursor_factory = _LentCursor
+    if driver.server_cursor_factory is psycopg.ServerCursor:
+        driver.server_cursor_factory = _LentServerCursor
 
 
 def lent_proxy(proxied: PoolProxiedConnection, driver: Any, misuse: Misuse) -> Any:
@@ -199,12 +227,14 @@ class HandlerConnection(Connection):
         self._options = self._execution_options if self._options is None else self._options
         self.restore_options()
         self.was_lent = self.was_lent_now = True
-        self._lent = lent_driver(driver, self._misuse)
+        self._lent = _lent[driver] = lent_driver(driver, self._misuse)
         try:
             with repeated_errors_unlogged(), settings_kept(driver), savepoints_ended(self):
+                lend_cursors(driver)
                 yield
         finally:
             self._lent = None
+            _lent.pop(driver, None)
             self.restore_options()
 
     def restore_options(self) -> None:

@@ -86,7 +86,7 @@ class SessionState:
         self._question = question._replace(is_prepared=True)
 
     def commit(self, driver: psycopg.Connection[Any]) -> tuple[str, ...]:
-        """COMMIT, and read the state in the same round trip; returns what has changed.
+        """COMMIT (I1), and read the state in the same round trip; returns what has changed.
 
         Raises COMMIT's error. ``("unknown",)`` where COMMIT has succeeded and the question has failed.
         """

@@ -423,7 +423,7 @@ def exchanging(shop: Shop, version: int) -> Any:
         return {"id": order.id, "amount": order.amount, "at": order.id if version == 1 else 39 - order.id}
 
     made = pipeline(shop.group, shop.topic, shop.schema, version=version)
-    vars(made.sinks[0])["_row"] = row
+    made.sinks[0].row_of = row  # type: ignore[attr-defined]
     return made
 
 

@@ -112,7 +112,7 @@ def test_a_record_without_a_row_is_refused(shop: Shop, topic: Callable[..., str]
 
     shop = filled(shop, topic, [*FIRST, of(3, 9)])
     made = shop.pipeline(version=2, sink={"compacted": True})
-    vars(made.sinks[0])["_row"] = row
+    made.sinks[0].row_of = row  # type: ignore[attr-defined]
     with pytest.raises(ReloadRefused, match=rf"{shop.topic}/0 offset 9 makes no row"):
         reloaded(shop.reload([made]))
 

@@ -29,10 +29,19 @@ def downgrade() -> None:
         _refuse_losing_rows(schema)
         run_in_schema(schema, "DROP VIEW seekpoint.group_status")
         run_in_schema(schema, "DROP VIEW seekpoint.lag")
+        run_in_schema(schema, "DROP VIEW seekpoint.partition_state")
         for table in (
             *("position_sample", "worker", "replay_request", "reprocess_dead_letter"),
             *("export_run", "export_manifest", "reload_staged", "reload_position", "reload_run"),
-            *("admin_action", "lost_range", "dead_letter", "group_topic", "partition_offset", "consumer_group"),
+            *(
+                "admin_action",
+                "lost_range",
+                "dead_letter",
+                "group_topic",
+                "partition_trouble",
+                "partition_offset",
+                "consumer_group",
+            ),
         ):
             op.drop_table(table, schema=schema)
 

@@ -36,11 +36,31 @@ CREATE TABLE seekpoint.partition_offset (
     epoch bigint NOT NULL,
     owner uuid,
     claimed_at timestamptz,
+    committed_at timestamptz,
+    record_time timestamptz,
+    PRIMARY KEY (consumer_group, topic, partition),
+    FOREIGN KEY (consumer_group) REFERENCES seekpoint.consumer_group (name),
+    CONSTRAINT partition_offset_next_offset_check CHECK (next_offset >= 0)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
+
+COMMENT ON COLUMN seekpoint.partition_offset.topic_id IS 'the topic''s id when the offset was first stored';
+COMMENT ON COLUMN seekpoint.partition_offset.first_offset IS 'the first position ever applied';
+COMMENT ON COLUMN seekpoint.partition_offset.next_offset IS 'position to read next; never last processed';
+COMMENT ON COLUMN seekpoint.partition_offset.leader_epoch IS 'epoch of the last applied record; NULL: none is known';
+COMMENT ON COLUMN seekpoint.partition_offset.token IS 'fencing token, drawn by every claim and every reset';
+COMMENT ON COLUMN seekpoint.partition_offset.epoch IS 'counts the tokens, for people and for order';
+COMMENT ON COLUMN seekpoint.partition_offset.owner IS 'process that claimed it, for display; NULL after a release';
+COMMENT ON COLUMN seekpoint.partition_offset.record_time IS 'timestamp of the last applied record';
+
+-- A row only while something is wrong with a partition: its owners crashed, a record is tried again, records may crash
+-- their process, or it is stopped. Written and read by a statement after the one that has locked the row above.
+CREATE TABLE seekpoint.partition_trouble (
+    consumer_group text NOT NULL,
+    topic text NOT NULL,
+    partition integer NOT NULL,
     unreleased_claims integer NOT NULL DEFAULT 0,
     attempt_offset bigint,
     attempts integer NOT NULL DEFAULT 0,
-    committed_at timestamptz,
-    record_time timestamptz,
     attempt_crashes integer NOT NULL DEFAULT 0,
     attempt_running boolean NOT NULL DEFAULT false,
     attempt_error text,
@@ -57,25 +77,19 @@ CREATE TABLE seekpoint.partition_offset (
     stopped_at timestamptz,
     stop_log_end bigint,
     PRIMARY KEY (consumer_group, topic, partition),
-    FOREIGN KEY (consumer_group) REFERENCES seekpoint.consumer_group (name),
-    CONSTRAINT partition_offset_next_offset_check CHECK (next_offset >= 0)
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
-COMMENT ON COLUMN seekpoint.partition_offset.topic_id IS 'the topic''s id when the offset was first stored';
-COMMENT ON COLUMN seekpoint.partition_offset.first_offset IS 'the first position ever applied';
-COMMENT ON COLUMN seekpoint.partition_offset.next_offset IS 'position to read next; never last processed';
-COMMENT ON COLUMN seekpoint.partition_offset.leader_epoch IS 'epoch of the last applied record; NULL: none is known';
-COMMENT ON COLUMN seekpoint.partition_offset.token IS 'fencing token, drawn by every claim and every reset';
-COMMENT ON COLUMN seekpoint.partition_offset.epoch IS 'counts the tokens, for people and for order';
-COMMENT ON COLUMN seekpoint.partition_offset.owner IS 'process that claimed it, for display; NULL after a release';
-COMMENT ON COLUMN seekpoint.partition_offset.record_time IS 'timestamp of the last applied record';
-COMMENT ON COLUMN seekpoint.partition_offset.attempt_error IS 'NULL: the process that tried it never came back';
-COMMENT ON COLUMN seekpoint.partition_offset.attempt_policy IS 'what follows the last attempt';
-COMMENT ON COLUMN seekpoint.partition_offset.suspect_end IS 'end of the range that may hold a crashing record';
-COMMENT ON COLUMN seekpoint.partition_offset.suspect_part_end IS 'end of the part that is tried, or saw a crash';
-COMMENT ON COLUMN seekpoint.partition_offset.stop_kind IS 'why the partition is stopped; NULL: it is not';
-COMMENT ON COLUMN seekpoint.partition_offset.stop_offset IS 'where it stopped';
-COMMENT ON COLUMN seekpoint.partition_offset.stop_choices IS 'what an operator can do';
-COMMENT ON COLUMN seekpoint.partition_offset.stop_log_end IS 'where the log ended when it stopped with OffsetLost';
+    FOREIGN KEY (consumer_group, topic, partition)
+        REFERENCES seekpoint.partition_offset (consumer_group, topic, partition) ON DELETE CASCADE
+);
+
+COMMENT ON COLUMN seekpoint.partition_trouble.unreleased_claims IS 'owners in a row that ended without a release';
+COMMENT ON COLUMN seekpoint.partition_trouble.attempt_error IS 'NULL: the process that tried it never came back';
+COMMENT ON COLUMN seekpoint.partition_trouble.attempt_policy IS 'what follows the last attempt';
+COMMENT ON COLUMN seekpoint.partition_trouble.suspect_end IS 'end of the range that may hold a crashing record';
+COMMENT ON COLUMN seekpoint.partition_trouble.suspect_part_end IS 'end of the part that is tried, or saw a crash';
+COMMENT ON COLUMN seekpoint.partition_trouble.stop_kind IS 'why the partition is stopped; NULL: it is not';
+COMMENT ON COLUMN seekpoint.partition_trouble.stop_offset IS 'where it stopped';
+COMMENT ON COLUMN seekpoint.partition_trouble.stop_choices IS 'what an operator can do';
+COMMENT ON COLUMN seekpoint.partition_trouble.stop_log_end IS 'where the log ended when it stopped with OffsetLost';
 
 -- Which tables the records of a topic are written to: two pipelines under one group name must not divide a topic.
 CREATE TABLE seekpoint.group_topic (
@@ -407,6 +421,19 @@ COMMENT ON COLUMN seekpoint.position_sample.log_end IS 'after the last record th
 -- log's end was the position; before the first sample, the last applied record's age is known. The log's start is
 -- extrapolated over at most a day. The last columns are for the exporter, which asks brokers where the log begins and
 -- ends now: they are there, too, where the last sample is old, since the worker is dead.
+-- A partition as people and operators see it: its position, and its trouble, if it has any.
+CREATE VIEW seekpoint.partition_state AS
+SELECT o.consumer_group, o.topic, o.partition, o.topic_id, o.first_offset, o.next_offset, o.leader_epoch, o.token,
+       o.epoch, o.owner, o.claimed_at, o.committed_at, o.record_time,
+       coalesce(t.unreleased_claims, 0) AS unreleased_claims, t.attempt_offset, coalesce(t.attempts, 0) AS attempts,
+       coalesce(t.attempt_crashes, 0) AS attempt_crashes, coalesce(t.attempt_running, false) AS attempt_running,
+       t.attempt_error, t.retry_at, t.attempts_allowed, t.attempt_policy, t.suspect_end, t.suspect_part_end,
+       coalesce(t.suspect_running, false) AS suspect_running, t.stop_kind, t.stop_offset, t.stop_message,
+       t.stop_choices, t.stopped_at, t.stop_log_end
+FROM seekpoint.partition_offset o
+LEFT JOIN seekpoint.partition_trouble t
+       ON t.consumer_group = o.consumer_group AND t.topic = o.topic AND t.partition = o.partition;
+
 CREATE VIEW seekpoint.lag AS
 SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.record_time, o.owner,
        w.host, w.pid, o.stop_kind, o.stop_offset, o.stopped_at, coalesce(d.dead_letters, 0) AS dead_letters,
@@ -425,7 +452,7 @@ SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.
        (w.state <> 'ended' AND w.seen_at > statement_timestamp() - interval '1 minute') IS TRUE AS owned,
        came.at AS next_record_at, before.at AS reached_at, before.log_end AS reached_end,
        coalesce(past.at, s.at) AS log_start_since, coalesce(past.log_start, s.log_start) AS past_log_start
-FROM seekpoint.partition_offset o
+FROM seekpoint.partition_state o
 LEFT JOIN seekpoint.worker w ON w.owner = o.owner
 LEFT JOIN (
     SELECT consumer_group, topic, partition, count(*) AS dead_letters,

@@ -31,7 +31,7 @@ SELECT topic, partition, record_offset, key, value, header_names, header_values,
 FROM dead_letter WHERE consumer_group = :group ORDER BY topic, partition, record_offset
 """
 STOPPED = """
-SELECT attempt_offset, attempts, attempt_error, attempt_policy, retry_at FROM partition_offset
+SELECT attempt_offset, attempts, attempt_error, attempt_policy, retry_at FROM partition_state
 WHERE consumer_group = :group AND topic = :topic AND partition = 0
 """
 

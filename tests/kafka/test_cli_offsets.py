@@ -20,6 +20,7 @@ from seekpoint.kafka.commits import Commit
 from support.command import seekpoint
 from support.failures import check_each
 from support.kafka_postgres import Scene
+from support.trouble import put_stop
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 
@@ -289,7 +290,7 @@ def test_after_the_failed_record(scene: Scene) -> None:
         name, sinks=(), handle=scene.book.refusing(lambda record: record.value == "bad"), on_poison=OnPoison.STOP
     )
     worker = scene.worker(pipeline, limits=OFTEN)
-    stops = "SELECT stop_kind FROM {schema}.partition_offset"
+    stops = "SELECT stop_kind FROM {schema}.partition_state"
     scene.wait(lambda: [row.stop_kind for row in scene.sql(stops)] == ["PoisonStop"])
     said = reset(scene, "--all-topics", "--after-failed").stdout
     assert f"{name}/0 1 → 2: the record that failed is skipped; it is kept as a lost range, reason operator" in said
@@ -306,8 +307,7 @@ def test_after_the_failed_record(scene: Scene) -> None:
 
 
 def test_a_plan_that_passes_a_failed_record_holds_for_that_one_alone(scene: Scene, stopped: str) -> None:
-    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 4, stop_kind = 'PoisonStop', stop_offset = 4, "
-              "stop_message = 'm', stop_choices = '{}', stopped_at = now()")  # fmt: skip
+    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 4", put_stop("{schema}", "PoisonStop", "4"))
     plan = admin(scene).plan_reset(scene.group, ResetTo.after_failed())
     scene.sql("UPDATE {schema}.partition_offset SET next_offset = 5")
     with pytest.raises(Fenced, match="/0 is at offset 5, in the plan at 4: nothing was done"):
@@ -390,7 +390,7 @@ def test_a_plan_is_one_transaction_or_one_for_each_partition(scene: Scene, two: 
 def test_a_locked_partition_is_named_and_no_lock_is_kept(scene: Scene, stopped: str) -> None:
     plan = admin(scene).plan_reset(scene.group, ResetTo.offset(6))
     with scene.engine.begin() as tx:
-        tx.exec_driver_sql(f'UPDATE "{scene.schema}".partition_offset SET attempts = 0')
+        tx.exec_driver_sql(f'UPDATE "{scene.schema}".partition_offset SET epoch = epoch')
         with pytest.raises(Fenced, match=f"^{stopped}/0 is locked by .* since 20.* UTC; not all locks"):
             admin(scene).apply(plan, reason="r", wait=0.5)
         with ThreadPoolExecutor(1) as pool:
@@ -404,11 +404,11 @@ def test_a_locked_partition_is_named_and_no_lock_is_kept(scene: Scene, stopped: 
 def test_locks_are_released_while_one_is_not_to_be_had(scene: Scene, two: str) -> None:
     plan = admin(scene).plan_reset(scene.group, ResetTo.offset(6))
     with scene.engine.begin() as tx, ThreadPoolExecutor(1) as pool:
-        tx.exec_driver_sql(f'UPDATE "{scene.schema}".partition_offset SET attempts = 0 WHERE partition = 1')
+        tx.exec_driver_sql(f'UPDATE "{scene.schema}".partition_offset SET epoch = epoch WHERE partition = 1')
         late = pool.submit(admin(scene).apply, plan, reason="r", wait=60)
         scene.wait(lambda: len(scene.sql("SELECT 1 FROM pg_locks WHERE NOT granted")) > 0)
         scene.sql(
-            "SET LOCAL lock_timeout = '10s'", "UPDATE {schema}.partition_offset SET attempts = 0 WHERE partition = 0"
+            "SET LOCAL lock_timeout = '10s'", "UPDATE {schema}.partition_offset SET epoch = epoch WHERE partition = 0"
         )
         assert not late.done()
         tx.commit()

@@ -15,6 +15,7 @@ from seekpoint.admin import Admin, BrokersAway
 from seekpoint.errors import ConfigError, Fenced
 from support.command import seekpoint
 from support.kafka_postgres import Scene
+from support.trouble import put_stop
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 
@@ -76,8 +77,7 @@ def test_a_check_reports_the_fault_that_it_is_for(scene: Scene, sampled: str, fa
             scene.sql("UPDATE {schema}.position_sample SET at = at - interval '4 minutes'")
             said = f"{at}: the lag is not known: the last sample is of "
         case "stopped":
-            scene.sql("UPDATE {schema}.partition_offset SET stop_kind = 'PoisonStop', stop_offset = 10, "
-                      "stop_message = 'm', stop_choices = '{}', stopped_at = now()")  # fmt: skip
+            scene.sql(put_stop("{schema}", "PoisonStop", "10"))
             said = f"{at} stopped at offset 10 (PoisonStop)"
         case _:
             scene.sql("DELETE FROM {schema}.position_sample")

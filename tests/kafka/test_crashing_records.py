@@ -354,8 +354,9 @@ def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal
     gate.wait()
     scene.sql(
         'DELETE FROM {schema}.book WHERE "offset" >= 5',
-        "UPDATE {schema}.partition_offset SET next_offset = 5, attempt_offset = NULL, attempts = 0, "
-        "attempt_running = false, attempt_error = NULL",
+        "UPDATE {schema}.partition_offset SET next_offset = 5",
+        "UPDATE {schema}.partition_trouble SET attempt_offset = NULL, attempts = 0, attempt_running = false, "
+        "attempt_error = NULL",
     )
     gate.open()
     scene.finish(run, name, stored)

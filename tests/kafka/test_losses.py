@@ -21,6 +21,7 @@ from support.events import Run
 from support.kafka_postgres import QUICK, Scene
 from support.log_changes import in_transactions
 from support.lost_log import OFTEN, admin_of, lost_log
+from support.trouble import put_stop
 
 
 def options(scene: Scene) -> list[str]:
@@ -45,10 +46,7 @@ def test_a_loss_is_accepted_once(scene: Scene) -> None:
     assert admin.plan_accept_topic(scene.group, name).consequences == (
         f"topic '{name}' was not created again: its id is the stored one",
     )
-    scene.sql(
-        "UPDATE {schema}.partition_offset SET stop_kind = 'PoisonStop', stop_offset = 5, stop_message = 'x', "
-        "stop_choices = '{{wait}}', stopped_at = now()"
-    )
+    scene.sql(put_stop("{schema}", "PoisonStop", "5"))
     with pytest.raises(Fenced, match=r"/0 is stopped at 5 for another cause, PoisonStop: seekpoint status "):
         admin.plan_accept_lost(scene.group, here)
     with pytest.raises(ConfigError, match="no stored offset"):
@@ -235,7 +233,7 @@ def test_i4_a_truncated_log_that_no_worker_has_seen_needs_an_offset(
     name, run = truncated(scene, own_kafka, tmp_path / "older")
     stored_stop(scene, 80)
     run.stop()
-    scene.sql("UPDATE {schema}.partition_offset SET stop_log_end = NULL")  # as if none had run then
+    scene.sql("UPDATE {schema}.partition_trouble SET stop_log_end = NULL")  # as if none had run then
     scene.produce(name, 40)
     run = scene.worker(name, limits=OFTEN)
     scene.wait(lambda: "truncated before it" in stored_stop(scene, None).message)

@@ -23,6 +23,7 @@ from seekpoint.metrics.prometheus import serving
 from support.command import seekpoint
 from support.kafka_postgres import Scene
 from support.ledger_roles import LedgerRoles
+from support.trouble import put_stop
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 SILENT_RELOAD = (
@@ -159,8 +160,7 @@ def test_brokers_that_are_away_leave_the_samples(scene: Scene, sampled: str, cap
 
 def test_stops_dead_letters_pauses_and_silent_drivers_are_seen(scene: Scene, sampled: str) -> None:
     scene.sql(
-        "UPDATE {schema}.partition_offset SET stop_kind = 'PoisonStop', stop_offset = 10, stop_message = 'm', "
-        "stop_choices = '{}', stopped_at = now()",
+        put_stop("{schema}", "PoisonStop", "10"),
         "UPDATE {schema}.consumer_group SET paused = true",
         SILENT_RELOAD,
     )

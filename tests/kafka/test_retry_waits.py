@@ -103,7 +103,7 @@ def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_se
     run.seen.wait_for(events.RetryScheduled)
     run.stop()
     with scene.engine.begin() as tx:
-        later = f"UPDATE \"{scene.schema}\".partition_offset SET retry_at = retry_at + interval '1 hour'"
+        later = f"UPDATE \"{scene.schema}\".partition_trouble SET retry_at = retry_at + interval '1 hour'"
         assert tx.execute(text(later)).rowcount == 1
     again = start(scene, name, retry, "stop")
     assert again.seen.wait_for(events.RetryScheduled).wait <= 2.0

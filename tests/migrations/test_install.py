@@ -275,8 +275,8 @@ def test_the_scripts_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path, monk
 ROWS = """
     INSERT INTO {s}.consumer_group (name, cluster_id, version) VALUES ('g', 'c', 3);
     INSERT INTO {s}.partition_offset
-      (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch, unreleased_claims)
-    SELECT 'g', 't', n, gen_random_uuid(), 0, n * 10, gen_random_uuid(), 7, 2 FROM generate_series(0, 99) n;
+      (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
+    SELECT 'g', 't', n, gen_random_uuid(), 0, n * 10, gen_random_uuid(), 7 FROM generate_series(0, 99) n;
     INSERT INTO {s}.lost_range
       (consumer_group, topic, topic_id, partition, from_offset, to_offset, reason, decision, actor)
     VALUES ('g', 't', gen_random_uuid(), 0, 1, 2, 'r', 'd', 'a');

@@ -26,6 +26,7 @@ from support.browser import LOCAL, Browser
 from support.command import seekpoint
 from support.dead_letter_group import TOPIC, Depot, orders
 from support.failures import for_each
+from support.trouble import put_trouble
 
 MODULE = """\
 from pathlib import Path
@@ -470,8 +471,8 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
 def test_status_says_what_is_waited_for(terminal: Terminal, columns: dict[str, str], begins: str, ends: str) -> None:
     terminal.depot.process(orders(b"a", b"b", b"c"))
     with terminal.depot.engine.begin() as tx:
-        written = ", ".join(f"{name} = {value}" for name, value in {**FAILED, **columns}.items())
-        tx.execute(text(f'UPDATE "{terminal.depot.schema}".partition_offset SET {written}'))
+        statement = put_trouble(f'"{terminal.depot.schema}"', **{**FAILED, **columns}).replace(":", "\\:")
+        tx.execute(text(statement))
     exits = int(columns is STOPPED)
     (said,) = terminal.run("status", "g", exits=exits).stdout.splitlines()[3:]
     assert said.startswith(begins)

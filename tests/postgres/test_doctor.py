@@ -33,6 +33,7 @@ from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from support.databases import empty, new_database
 from support.ledger_roles import LedgerRoles
 from support.transaction_pooler import run_own
+from support.trouble import put_stop
 from support.waiting import until
 
 HERE = Partition("orders", 0)
@@ -295,8 +296,7 @@ def _alone(engine: Engine, *statements: str) -> None:
 def test_a_stop_and_records_that_retention_deleted(engine: Engine) -> None:
     sql(
         engine,
-        "UPDATE seekpoint.partition_offset SET stop_kind = 'OffsetLost', stop_offset = 10, stop_message = 'gone', "
-        "stop_choices = '{wait}', stopped_at = now()",
+        put_stop("seekpoint", "OffsetLost", "10"),
         "UPDATE seekpoint.position_sample SET log_start = 25, log_end = 30",
     )
     failures = found(Admin(engine).doctor())
@@ -316,8 +316,7 @@ def test_many_partitions_with_the_same_problem_are_counted(engine: Engine) -> No
     )
     sql(
         engine,
-        "UPDATE seekpoint.partition_offset SET stop_kind = 'PoisonStop', stop_offset = 10, stop_message = 'x', "
-        "stop_choices = '{wait}', stopped_at = now()",
+        put_stop("seekpoint", "PoisonStop", "10"),
     )
     *_, last = lines = found(Admin(engine).doctor())["stops"].splitlines()
     assert (len(lines), last) == (11, "shop: the same of 15 more partitions")
@@ -373,8 +372,7 @@ def test_the_command_answers_with_exit_code_and_without_a_password(engine: Engin
     assert engine.url.password
     done = CliRunner().invoke(app, ["doctor", "--database-url", url])
     assert (done.exit_code, "ok       schema: seekpoint is at revision" in done.stdout) == (0, True)
-    sql(engine, "UPDATE seekpoint.partition_offset SET stop_kind = 'A', stop_offset = 1, stop_message = '', "
-                "stop_choices = '{}', stopped_at = now()")  # fmt: skip
+    sql(engine, put_stop("seekpoint", "A", "1"))
     failed = CliRunner().invoke(app, ["doctor", "--database-url", url, "--json", "-q"])
     report = json.loads(failed.stdout)
     assert (failed.exit_code, report["ok"]) == (1, False)

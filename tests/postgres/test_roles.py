@@ -127,7 +127,9 @@ REFUSED = {
         *DELETES,
         *EXCHANGES,
         *("forget.delete_samples", "forget.delete_workers", "forget.restore_position", "forget.restore_topic"),
-        *("worker.claim", "groups.insert", "worker.insert_positions", "groups.store_tables"),
+        *("worker.note_crashes", "worker.record_attempts", "worker.record_suspects", "worker.stop"),
+        *("worker.cancel_attempts", "worker.end_trouble", "worker.claim", "groups.insert"),
+        *("worker.insert_positions", "groups.store_tables"),
         *("dead_letters.insert", "status.insert_samples", "status.prune_samples", "status.worker_seen"),
         "status.delete_unseen",
         *("replay_request.take_request", "replay_request.request_seen", "replay_request.record_request"),
@@ -219,7 +221,7 @@ def test_what_no_service_may_do(shared_roles: LedgerRoles) -> None:
 
 
 def test_a_reader_reads_no_column_that_an_exporter_does_not_ask(shared_roles: LedgerRoles) -> None:
-    for asked in ("next_offset FROM seekpoint.partition_offset", "stop_message FROM seekpoint.partition_offset",
+    for asked in ("next_offset FROM seekpoint.partition_offset", "stop_message FROM seekpoint.partition_trouble",
                   "pipelines FROM seekpoint.reload_run", "count(*) FROM seekpoint.dead_letter",
                   "topic FROM seekpoint.partition_offset FOR SHARE"):  # fmt: skip
         with shared_roles.engine(Role.READER).begin() as tx, pytest.raises(ProgrammingError, match="permission denied"):

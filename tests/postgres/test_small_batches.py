@@ -44,9 +44,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Statement]]:
     found: list[Sequence[Statement]] = []
     real = begin_and_run
 
-    def note(driver: Any, statements: Sequence[Statement]) -> None:
+    def note(driver: Any, statements: Sequence[Statement]) -> list[Any]:
         found.append([each for each in statements if ".partition_offset" not in each.text])
-        real(driver, statements)
+        return real(driver, statements)
 
     monkeypatch.setattr("seekpoint.postgres.connection.begin_and_run", note)
     return found

@@ -32,9 +32,10 @@ COUNTS = (6, 1_000)
 _OTHER_STATISTICS = pytest.mark.long("other statistics of the same table")
 # What batches, claims and waits run.
 NAMES = (
-    *("hold", "advance", "claim", "settled_positions", "positions", "release", "record_attempts", "record_suspects"),
-    *("known_topics", "open_keys"),
+    *("hold", "advance", "end_trouble", "lock_wanted", "note_crashes", "claim", "claimed", "settle", "positions"),
+    *("release", "cancel_attempts", "lock_claimed", "record_attempts", "record_suspects", "known_topics", "open_keys"),
 )
+TABLES = ("partition_offset", "partition_trouble")
 STATEMENTS = {**DEAD_LETTERS, "supersede": GROUPS["supersede"], **WORKER}
 FILL = """
     INSERT INTO {schema}.consumer_group (name) SELECT 'other ' || n FROM generate_series(0, 8) n;
@@ -43,7 +44,9 @@ FILL = """
       (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
     SELECT CASE WHEN n < :ours THEN 'g' ELSE 'other ' || n % 9 END, 't', n, gen_random_uuid(), 0, 0,
            gen_random_uuid(), 1
-    FROM generate_series(0, :rows - 1) n ORDER BY random()"""
+    FROM generate_series(0, :rows - 1) n ORDER BY random();
+    INSERT INTO {schema}.partition_trouble (consumer_group, topic, partition, unreleased_claims)
+    SELECT consumer_group, topic, partition, 1 FROM {schema}.partition_offset ORDER BY random()"""
 
 
 @pytest.fixture(
@@ -58,7 +61,7 @@ FILL = """
 def crowd(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Filled]:
     """10,000 rows in random order, of which the group ``g`` has ``ours``; analyzed or not, and never by autovacuum."""
     ours, analyzed = request.param
-    how = filled_ledger(seekpoint_dsn, ("partition_offset",), FILL, analyzed, ours=ours, rows=ROWS)
+    how = filled_ledger(seekpoint_dsn, TABLES, FILL, analyzed, ours=ours, rows=ROWS)
     with how as filled:
         yield filled
 
@@ -91,7 +94,7 @@ def parameters(rows: list[Row[Any]]) -> Mapping[str, Any]:
     }
     arrays = {
         f"{alias}_{name}": values
-        for alias in ("held", "moving", "wanted", "asked", "released", "noted", "suspected")
+        for alias in ("held", "moving", "passed", "wanted", "asked", "released", "claimed", "noted", "suspected")
         for name, values in columns.items()
     }
     return {
@@ -109,10 +112,10 @@ def parameters(rows: list[Row[Any]]) -> Mapping[str, Any]:
 
 
 def assert_by_key_alone(plan: Plan, name: str) -> None:
-    found = [node["Node Type"] for node in scans(plan, "partition_offset")]
-    # A claim finds its row through ON CONFLICT's own index lookup, which is no node of the plan.
-    assert set(found) <= {"Index Scan", "Index Only Scan"}, plan
-    assert (found == []) == (name == "claim"), plan
+    read = [node["Node Type"] for table in TABLES for node in scans(plan, table)]
+    assert set(read) <= {"Index Scan", "Index Only Scan"}, plan
+    # These find their rows through ON CONFLICT's own index lookup, which is no node of the plan.
+    assert (read == []) == (name in {"claim", "record_attempts"}), plan
 
 
 @for_each([(name, count) for name in NAMES for count in COUNTS])

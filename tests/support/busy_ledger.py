@@ -44,17 +44,23 @@ SELECT o.consumer_group, o.topic, o.partition, o.topic_id, now() - m * interval 
   200000 - m * 300, 1000000 - m * 600
 FROM {s}.partition_offset o, generate_series(0, CASE WHEN o.consumer_group LIKE 'team%' THEN 1 ELSE 120 END) m;
 
-UPDATE {s}.partition_offset SET stop_kind = 'PoisonStop', stop_offset = next_offset, stopped_at = now() -
-  interval '7 minutes', stop_message = 'a record of 12 bytes failed 5 times: ValueError: amount is not a number',
-  stop_choices = ARRAY['deploy a handler that takes the record: the partition resumes where it stopped',
-    'skip the record: offsets reset --after-failed'] WHERE consumer_group = 'invoices' AND partition = 2;
-UPDATE {s}.partition_offset SET stop_kind = 'OffsetLost', stop_offset = next_offset, stopped_at = now() -
-  interval '2 hours', stop_message = 'retention removed 5,210 records that were not read',
-  stop_choices = ARRAY['accept the loss: lost accept', 'read the log from its start: offsets reset --to-earliest']
-  WHERE consumer_group = 'shipments' AND partition = 0;
-UPDATE {s}.partition_offset SET attempt_offset = next_offset, attempts = 2, attempts_allowed = 5, retry_at = now() +
-  interval '20 seconds', attempt_error = 'deadlock detected'
-  WHERE consumer_group = 'orders-to-warehouse' AND partition = 3;
+INSERT INTO {s}.partition_trouble (consumer_group, topic, partition, stop_kind, stop_offset, stopped_at, stop_message,
+  stop_choices)
+SELECT consumer_group, topic, partition, 'PoisonStop', next_offset, now() - interval '7 minutes',
+  'a record of 12 bytes failed 5 times: ValueError: amount is not a number',
+  ARRAY['deploy a handler that takes the record: the partition resumes where it stopped',
+    'skip the record: offsets reset --after-failed']
+FROM {s}.partition_offset WHERE consumer_group = 'invoices' AND partition = 2;
+INSERT INTO {s}.partition_trouble (consumer_group, topic, partition, stop_kind, stop_offset, stopped_at, stop_message,
+  stop_choices)
+SELECT consumer_group, topic, partition, 'OffsetLost', next_offset, now() - interval '2 hours',
+  'retention removed 5,210 records that were not read',
+  ARRAY['accept the loss: lost accept', 'read the log from its start: offsets reset --to-earliest']
+FROM {s}.partition_offset WHERE consumer_group = 'shipments' AND partition = 0;
+INSERT INTO {s}.partition_trouble (consumer_group, topic, partition, attempt_offset, attempts, attempts_allowed,
+  retry_at, attempt_error)
+SELECT consumer_group, topic, partition, next_offset, 2, 5, now() + interval '20 seconds', 'deadlock detected'
+FROM {s}.partition_offset WHERE consumer_group = 'orders-to-warehouse' AND partition = 3;
 UPDATE {s}.consumer_group SET paused = true, paused_by = 'ada', paused_reason = 'the bank''s maintenance until 14:00'
   WHERE name = 'payments';
 

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Text, select, text
 
 from seekpoint.ledger import Claim, Claimed, Expected, Ledger, Move
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, admin_action, in_schema, partition_offset
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, admin_action, in_schema, partition_state
 from seekpoint.records import Partition
 from support.waiting import until
 
@@ -88,8 +88,8 @@ class Desk:
 
     def row(self, number: int = 0) -> Any:
         """The whole row, also what no method shows."""
-        o = partition_offset.c
-        query = partition_offset.select().where(
+        o = partition_state.c
+        query = partition_state.select().where(
             o.consumer_group == self.ledger.group, o.topic == self.topic, o.partition == number
         )
         with self.ledger.engine.connect() as tx:

@@ -275,7 +275,7 @@ from seekpoint.codecs.arrow import Arrow
 from seekpoint.sinks.arrow import AppendArrow, copy_into
 from seekpoint.errors import ConfigError
 for call in (lambda: Batch([]).arrow(), lambda: Arrow()(b""), lambda: copy_into(None, "t", None),
-             lambda: AppendArrow("t").open(None).__enter__()):
+             lambda: AppendArrow("t").writer().open(None).__enter__()):
     try:
         call()
     except ConfigError as error:

@@ -25,6 +25,7 @@ from status_views import fill, seconds_of
 from support.failures import for_each
 from support.ledger_desk import Desk
 from support.postgres_proxy import PostgresProxy
+from support.trouble import put_trouble
 from web.conftest import PAGES, Console
 
 OPEN_RUN = """
@@ -248,8 +249,15 @@ def test_equal_stops_are_one_box_and_buttons_say_what_they_do(
     with seekpoint_engine.begin() as tx:
         tx.execute(
             text(
-                f"UPDATE \"{schema}\".partition_offset SET stop_kind = 'OffsetLost', stop_offset = next_offset, "
-                "stop_message = 'retention', stop_choices = '{}', stopped_at = now(), stop_log_end = 9000"
+                put_trouble(
+                    f'"{schema}"',
+                    stop_kind="'OffsetLost'",
+                    stop_offset="o.next_offset",
+                    stop_message="'retention'",
+                    stop_choices="ARRAY[]::text[]",
+                    stopped_at="now()",
+                    stop_log_end="9000",
+                )
             )
         )
         tx.execute(

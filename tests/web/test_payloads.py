@@ -28,7 +28,8 @@ MARKS = """
       WHERE record_offset = 1;
     UPDATE "{s}".dead_letter SET error = error || E'\\nDETAIL: ' || :secret, traceback = traceback || :secret,
       replay_error = :secret, replay_traceback = :secret;
-    UPDATE "{s}".partition_offset SET attempt_offset = next_offset, attempts = 1, attempt_error = :secret
+    INSERT INTO "{s}".partition_trouble (consumer_group, topic, partition, attempt_offset, attempts, attempt_error)
+      SELECT consumer_group, topic, partition, next_offset, 1, :secret FROM "{s}".partition_offset
       WHERE topic = 't' AND partition = 1;
     UPDATE "{s}".consumer_group SET paused = true, paused_by = 'ada', paused_reason = :reason;
     INSERT INTO "{s}".admin_action (consumer_group, action, actor, reason) VALUES ('g', 'pause', 'ada', :reason);

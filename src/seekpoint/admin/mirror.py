@@ -19,7 +19,7 @@ from seekpoint.kafka.members import members
 from seekpoint.ledger import Ledger, Position
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.claim import refuse_forgotten
-from seekpoint.ledger.positions import position
+from seekpoint.ledger.positions import position, positions_of
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, RESETS, asking_for
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
@@ -120,8 +120,9 @@ def _logs(
 def _lock(tx: GroupConnection, plan: MirrorPlan) -> dict[Partition, Position]:
     """The locked rows of what is to be written. Raises Fenced where one is not as it was."""
     tx.execute(GROUPS["share"])
-    asked = asking_for(sorted(each.partition for each in plan.moves))
-    rows = {row.partition: row for row in map(position, tx.execute(RESETS["lock_rows"], **asked))}
+    partitions = sorted(each.partition for each in plan.moves)
+    tx.execute(RESETS["lock_rows"], **asking_for(partitions))
+    rows = positions_of(tx, partitions, locked=False)
     for each in plan.moves:
         row = rows.get(each.partition)
         if row is None or (row.topic_id, row.next_offset) != (each.topic_id, each.next_offset):

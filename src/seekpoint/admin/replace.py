@@ -215,8 +215,9 @@ class _Replacement:
             tables = require_replaceable(tx, pair)
             self._require_as_planned(tx, pair)
             names = {"old_group": pair.old.name, "new_group": pair.new.name}
-            tx.execute(REPLACE["exchange_positions"], **names)
             for statement in (
+                REPLACE["exchange_positions"],
+                REPLACE["end_trouble"],
                 REPLACE["dead_letters_aside"],
                 REPLACE["dead_letters_to_new"],
                 REPLACE["dead_letters_to_old"],

@@ -98,7 +98,9 @@ def read_pair(tx: GroupConnection, new: str, *, locked: bool = False) -> Pair:
             known_group(GroupConnection(tx.connection, tx.schema, name))
         refuse_forgotten(groups[name])
     rows: dict[str, dict[Partition, Row[Any]]] = {tx.group: {}, new: {}}
-    for row in tx.execute(REPLACE["lock_positions"] if locked else REPLACE["positions"], **names):
+    if locked:
+        tx.execute(REPLACE["lock_positions"], **names)
+    for row in tx.execute(REPLACE["positions"], **names):
         rows[row.consumer_group][Partition(row.topic, row.partition)] = row
     return Pair(groups[tx.group], groups[new], rows[tx.group], rows[new])
 

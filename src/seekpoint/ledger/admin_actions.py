@@ -10,11 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, TypeGuard
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row
-
 from seekpoint import remedies
 from seekpoint.errors import ConfigError, Fenced, GroupForgotten, OffsetLost
-from seekpoint.ledger.positions import Position, position
+from seekpoint.ledger.positions import Position, positions_of
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS
 from seekpoint.ledger.tables import LARGEST_BIGINT, LOWER_FIRST
@@ -94,7 +92,9 @@ def reset_offset(
     _require_offset(partition, to, log)
     actor, reason = storable(actor), required("reason", reason)
     tx.execute(GROUPS["share"])
-    row = tx.execute(GROUPS["lock_position"], topic=partition.topic, partition=partition.number).one_or_none()
+    at = {"topic": partition.topic, "partition": partition.number}
+    tx.execute(GROUPS["lock_position"], **at)
+    row = positions_of(tx, [partition], locked=False).get(partition)  # what the transaction that held it has committed
     if row is None:
         raise ConfigError(
             f"group {tx.group!r} has no stored offset for {partition}: check the names, or start a worker once"
@@ -108,14 +108,10 @@ def reset_offset(
     unread = losses.record(actor, reason, adopted=adopted, truncated_at=truncated_at)
     for before, after in _steps(row.next_offset, to, unread):
         record_action(tx, "reset", actor=actor, reason=reason, partition=partition, from_offset=before, to_offset=after)
-    now = tx.execute(
-        GROUPS["reset"],
-        topic=partition.topic,
-        partition=partition.number,
-        to_offset=to,
-        topic_id=topic_id or row.topic_id,
-        token=uuid4(),  # I5: fences a worker that still has the old token
-    ).one()
+    token = uuid4()  # I5: fences a worker that still has the old token
+    tx.execute(GROUPS["reset"], to_offset=to, topic_id=topic_id or row.topic_id, token=token, **at)
+    tx.execute(GROUPS["end_trouble"], **at)
+    now = positions_of(tx, [partition], locked=False)[partition]
     if adopted is None and now.first_offset < row.first_offset:  # a reload asks from where on records were applied
         first = {"from_offset": row.first_offset, "to_offset": now.first_offset}
         record_action(tx, LOWER_FIRST, actor=actor, reason=reason, partition=partition, **first)
@@ -127,7 +123,7 @@ def reset_offset(
         actor=actor,
         reason=f"reset to {to}: {reason}",
     )
-    return position(now)
+    return now
 
 
 def _steps(position: int, to: int, before: int | None) -> list[tuple[int, int]]:
@@ -161,7 +157,7 @@ class _Losses:
     """What a reset of this row to ``to`` gives up (I4). ``start`` is the log's first offset, None: not known."""
 
     tx: GroupConnection
-    row: Row[Any]
+    row: Position
     to: int
     log: tuple[int, int] | None
     start: int | None
@@ -175,7 +171,7 @@ class _Losses:
         row, to = self.row, self.to
         who = {"actor": actor, "operator_reason": reason}
         if adopted is None:
-            truncated = _truncated_at(row, to, self.log, truncated_at)
+            truncated = _truncated_at(self.tx.group, row, to, self.log, truncated_at)
             for loss in self._of_this_topic(truncated):
                 self._record(loss, row.topic_id, who)
             return truncated
@@ -192,7 +188,7 @@ class _Losses:
             yield _Loss(truncated, position, _REWRITTEN, decision)
         if self.lost is not None and to <= position and truncated is None:
             raise ConfigError(
-                f"lost={self.lost!r} gives up nothing: {self.row.topic}/{self.row.partition} is at {position}, and a "
+                f"lost={self.lost!r} gives up nothing: {self.row.partition} is at {position}, and a "
                 f"reset to {to} passes no record; leave lost= out"
             )
         start = position if self.start is None else min(max(self.start, position), max(to, position))
@@ -202,15 +198,15 @@ class _Losses:
             yield _Loss(start, to, self.lost, decision)
 
     def _record(self, loss: _Loss, topic_id: UUID, who: Mapping[str, str]) -> None:
-        row = self.row
-        before = last_reset(self.tx, Partition(row.topic, row.partition))
+        row, partition = self.row, self.row.partition
+        before = last_reset(self.tx, partition)
         if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
             return  # an operator has put it there: no worker has read up to there
         self.tx.execute(
             GROUPS["record_loss"],
-            topic=row.topic,
+            topic=partition.topic,
             topic_id=topic_id,
-            partition=row.partition,
+            partition=partition.number,
             from_offset=loss.start,
             to_offset=loss.end,
             reason=storable(loss.reason),
@@ -219,13 +215,13 @@ class _Losses:
         )
 
 
-def _truncated_at(row: Row[Any], to: int, log: tuple[int, int] | None, known: int | None) -> int | None:
+def _truncated_at(group: str, row: Position, to: int, log: tuple[int, int] | None, known: int | None) -> int | None:
     """Where the log ended before the position, None where it did not. Raises Fenced for a `to` that needs it (I4)."""
-    at, stored = row.next_offset, position(row)
-    ends = [known, None if log is None else log[1], row.stop_log_end]
+    at = row.next_offset
+    ends = [known, None if log is None else log[1], None if row.stop is None else row.stop.log_end]
     truncated = min((end for end in ends if end is not None and end < at), default=None)
-    if truncated is None and to >= at and is_rewritten(stored, log):
-        raise Fenced(unknown_truncation(row.consumer_group, stored))
+    if truncated is None and to >= at and is_rewritten(row, log):
+        raise Fenced(unknown_truncation(group, row))
     return truncated
 
 

@@ -21,6 +21,7 @@ from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_err
 _HELD = ("held_topic", "held_partition", "held_token", "held_from_offset")
 _MOVING = ("moving_topic", "moving_partition", "moving_token", "moving_from_offset", "moving_to_offset",
            "moving_leader_epoch", "moving_record_time")  # fmt: skip
+_CLAIMED = ("claimed_topic", "claimed_partition", "claimed_token")
 # How a refusal begins that is raised inside SQL, and what it says where hold and advance were not one transaction.
 _REFUSAL = "seekpoint: "
 _ENDED = "the transaction that held the rows has ended"
@@ -94,10 +95,10 @@ def advance(
     parameters = {"transaction": transaction, **_moving(ordered)}
     with _fencing(tx):
         if rows:
-            tx.run_with([(WORKER["advance"], parameters)], rows)
+            [(_moved, troubled)] = tx.run_with([(WORKER["advance"], parameters)], rows)
         else:
-            tx.fetch_one(WORKER["advance"], **parameters)
-    return [_moved(move) for move in ordered]
+            _moved, troubled = tx.fetch_one(WORKER["advance"], **parameters)
+    return _passed(tx, ordered, troubled)
 
 
 def hold_and_advance(
@@ -112,8 +113,9 @@ def hold_and_advance(
     held = [(*m.claim.partition, m.claim.token, m.from_offset) for m in ordered]
     hold_them = WORKER["hold"], _holding(held, settings)
     with _fencing(tx):
-        tx.run_with([hold_them, (WORKER["advance"], {"transaction": None, **_moving(ordered)})], rows)
-    return [_moved(move) for move in ordered]
+        advance_them = WORKER["advance"], {"transaction": None, **_moving(ordered)}
+        _, (_moved, troubled) = tx.run_with([hold_them, advance_them], rows)
+    return _passed(tx, ordered, troubled)
 
 
 def _moving(ordered: Sequence[Move]) -> dict[str, Any]:
@@ -124,8 +126,15 @@ def _moving(ordered: Sequence[Move]) -> dict[str, Any]:
     return {"expected": len(rows), **arrays(rows, *_MOVING)}
 
 
-def _moved(move: Move) -> Claim:
-    """The claim as it is after COMMIT."""
+def _passed(tx: GroupConnection, moves: Sequence[Move], troubled: int) -> list[Claim]:
+    """The claims as they are after COMMIT; what was noted of so many partitions' trouble ends with the step."""
+    if troubled:
+        passed = [(*move.claim.partition, move.to_offset) for move in moves]
+        tx.execute(WORKER["end_trouble"], **arrays(passed, "passed_topic", "passed_partition", "passed_to_offset"))
+    return [_claim_after(move) for move in moves]
+
+
+def _claim_after(move: Move) -> Claim:
     was = move.claim  # what it says of crashes and attempts ends with this step
     return Claim(was.partition, was.token, was.epoch, move.to_offset, move.leader_epoch, was.topic_id)
 
@@ -139,6 +148,12 @@ def _holding(rows: Sequence[Sequence[Any]], settings: Settings) -> dict[str, Any
         "synchronous_commit": "on" if settings.synchronous_commit else "off",
         "transaction_age": f"{round(settings.transaction_age * 1000)}ms",
     }
+
+
+def lock_claimed(tx: GroupConnection, claims: Sequence[Claim]) -> None:
+    """Lock the rows of these claims, in the order of locks; raises Fenced where one is not current."""
+    rows = arrays([(*claim.partition, claim.token) for claim in claims], *_CLAIMED)
+    fenced(tx, WORKER["lock_claimed"], {"expected": len(claims), **rows})
 
 
 def fenced(tx: GroupConnection, query: Query, parameters: dict[str, Any]) -> Any:

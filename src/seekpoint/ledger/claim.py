@@ -246,6 +246,7 @@ def claim(
 ) -> dict[Partition, Claim]:
     """Draw new tokens and return the committed positions; a partition of another topic id is left out.
 
+    The rows are locked first: each later statement sees what the transactions that were waited for have committed.
     Where it begins the transaction, everything up to the tokens is one round trip; ``configure`` are the parameters of
     ``CONFIGURE`` then. The group's row, which is locked before the partitions', is checked before COMMIT: a refused
     claim must be rolled back. Waits for transactions in flight on these rows, at most the transaction's
@@ -253,9 +254,11 @@ def claim(
     """
     rows = [(*p, claimant.topic_ids[p.topic]) for p in wanted]
     wanted_rows = arrays(rows, "wanted_topic", "wanted_partition", "wanted_topic_id")
-    drawing = WORKER["claim"], {"owner": claimant.owner, **wanted_rows}
+    drawing = {"owner": claimant.owner, **wanted_rows}
     first = [] if configure is None else [(WORKER["configure"], configure)]
-    *_, (group,), granted = tx.fetch_each(*first, (GROUPS["share"], {}), drawing)
+    steps = (WORKER["lock_wanted"], WORKER["note_crashes"], WORKER["claim"], WORKER["claimed"])
+    answers = tx.fetch_each(*first, (GROUPS["share"], {}), *((step, drawing) for step in steps))
+    (group,), granted = answers[len(first)], answers[-1]
     admit(SimpleNamespace(**dict(zip(_GROUP, group, strict=True))), claimant)
     require(tx.group, claimant.declaration, claimant.version, claimant.compare(tx))
     claims = (_granted(row, claimant.topic_ids) for row in granted)
@@ -263,7 +266,7 @@ def claim(
 
 
 def _granted(row: Sequence[Any], topic_ids: Mapping[str, UUID]) -> Claim:
-    """A row of ``CLAIM``: partition, the fields of a Claim but the topic id, the fields of an Attempt.
+    """A row of ``claimed``: partition, the fields of a Claim but the topic id, the fields of an Attempt.
 
     The row's topic id is the claimant's: a row of another one is not claimed.
     """
@@ -288,11 +291,13 @@ def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) 
 
 def record_stop(tx: GroupConnection, stop: PartitionStopped) -> CursorResult[Any]:
     """Store why a partition is stopped, if the claim that it stopped under is still the row's (I2)."""
+    at = {"topic": stop.partition.topic, "partition": stop.partition.number}
+    locked = tx.execute(WORKER["lock_stopped"], token=stop.token, **at)
+    if not locked.rowcount:
+        return locked
     return tx.execute(
         WORKER["stop"],
-        topic=stop.partition.topic,
-        partition=stop.partition.number,
-        token=stop.token,
+        **at,
         kind=type(stop).__name__,
         offset=stop.offset,
         message=storable(stop.message),

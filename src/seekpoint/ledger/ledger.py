@@ -18,7 +18,16 @@ from seekpoint.ledger import admin_actions
 from seekpoint.ledger import claim as _claim
 from seekpoint.ledger import wait as _wait
 from seekpoint.ledger.admin_actions import LastReset
-from seekpoint.ledger.advance import Expected, Move, Settings, SuspectNote, advance, fenced, hold, hold_and_advance
+from seekpoint.ledger.advance import (
+    Expected,
+    Move,
+    Settings,
+    SuspectNote,
+    advance,
+    hold,
+    hold_and_advance,
+    lock_claimed,
+)
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
 from seekpoint.ledger.positions import Position, position, positions_of
@@ -34,9 +43,9 @@ from seekpoint.records import SAID, Partition, storable
 
 T = TypeVar("T")
 
-_NOTED = ("noted_topic", "noted_partition", "noted_token", "noted_offset", "noted_number", "noted_error", "noted_wait",
+_NOTED = ("noted_topic", "noted_partition", "noted_offset", "noted_number", "noted_error", "noted_wait",
           "noted_allowed", "noted_policy")  # fmt: skip
-_SUSPECTED = ("suspected_topic", "suspected_partition", "suspected_token", "suspected_end_offset", "suspected_part_end")
+_SUSPECTED = ("suspected_topic", "suspected_partition", "suspected_end_offset", "suspected_part_end")
 _RELEASED = ("released_topic", "released_partition", "released_token")
 _LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgres can hold
 
@@ -142,9 +151,10 @@ class Ledger:
             error = None if attempt.error is None else storable(attempt.error[:SAID])
             wait = None if attempt.wait is None else min(attempt.wait, _LONGEST_WAIT)
             values = (attempt.offset, attempt.number, error, wait, attempt.allowed, attempt.then)
-            rows.append((*claim.partition, claim.token, *values))
-        parameters = {"expected": len(rows), **arrays(rows, *_NOTED)}
-        fenced(self.group_connection(tx), WORKER["record_attempts"], parameters)
+            rows.append((*claim.partition, *values))
+        group = self.group_connection(tx)
+        lock_claimed(group, [claim for claim, _ in ordered])
+        group.execute(WORKER["record_attempts"], **arrays(rows, *_NOTED))
         return [replace(claim, attempt=attempt) for claim, attempt in ordered]
 
     def record_attempts_alone(self, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
@@ -160,9 +170,10 @@ class Ledger:
         clears what is stored. Raises Fenced unless all claims are current.
         """
         ordered = sorted(noted, key=lambda one: one.claim.partition)
-        rows = [(*one.claim.partition, one.claim.token, one.end, one.part_end) for one in ordered]
-        parameters = {"expected": len(rows), **arrays(rows, *_SUSPECTED)}
-        fenced(self.group_connection(tx), WORKER["record_suspects"], parameters)
+        rows = [(*one.claim.partition, one.end, one.part_end) for one in ordered]
+        group = self.group_connection(tx)
+        lock_claimed(group, [one.claim for one in ordered])
+        group.execute(WORKER["record_suspects"], **arrays(rows, *_SUSPECTED))
 
     def record_suspects_alone(self, noted: Iterable[SuspectNote]) -> None:
         """Record suspects in a durable transaction of its own, before the part is applied."""
@@ -269,8 +280,9 @@ class Ledger:
         """
         ordered = sorted(claims, key=lambda c: c.partition)
         with self.begin() as tx:
-            rows = [(*c.partition, c.token) for c in ordered]
-            tx.execute(WORKER["release"], owner=self.owner, **arrays(rows, *_RELEASED))
+            released = arrays([(*c.partition, c.token) for c in ordered], *_RELEASED)
+            tx.execute(WORKER["release"], owner=self.owner, **released)
+            tx.execute(WORKER["cancel_attempts"], **released)
 
     def record_stops(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
         """Store why partitions are stopped, with the choices; the next claim, reset or commit clears it.

@@ -1,4 +1,4 @@
-"""Reads rows of ``partition_offset``: with the row's lock for decisions, without for display."""
+"""Reads positions and what is wrong with them: under the row's lock for decisions, without for display."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _KEPT = {each.name for each in fields(Position)} - {"partition", "stop"}
 
 
 def position(row: Row[Any]) -> Position:
-    """A row of ``partition_offset`` as a value."""
+    """A row of ``partition_state`` as a value."""
     kept = {name: value for name, value in row._asdict().items() if name in _KEPT}
     if not row.attempts:  # its only attempt was cancelled, and is not counted
         kept["attempt_offset"] = None
@@ -87,6 +87,8 @@ def position(row: Row[Any]) -> Position:
 
 def positions_of(tx: GroupConnection, partitions: Iterable[Partition], *, locked: bool) -> dict[Partition, Position]:
     """The rows of these partitions. ``locked`` waits for transactions in flight."""
-    query = WORKER["settled_positions"] if locked else WORKER["positions"]
-    rows = tx.execute(query, **asking_for(sorted(partitions)))
+    asked = asking_for(sorted(partitions))
+    if locked:
+        tx.execute(WORKER["settle"], **asked)
+    rows = tx.execute(WORKER["positions"], **asked)
     return {row.partition: row for row in map(position, rows)}

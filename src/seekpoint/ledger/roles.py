@@ -33,6 +33,8 @@ _VIEWS = {"lag": _READ, "group_status": _READ}
 _WRITER: dict[str, tuple[str, ...]] = {
     _VERSION: _READ,
     **dict.fromkeys(("consumer_group", "partition_offset", "group_topic", "dead_letter"), _CHANGE),
+    "partition_trouble": _ALL,
+    "partition_state": _READ,
     # What was done is only added to. SELECT: SQLAlchemy asks for the new row's id.
     **dict.fromkeys(("admin_action", "lost_range"), _ADD),
     "reload_run": _READ,
@@ -42,6 +44,8 @@ _WRITER: dict[str, tuple[str, ...]] = {
 _OPERATOR: dict[str, tuple[str, ...]] = {
     _VERSION: _READ,
     **dict.fromkeys(("consumer_group", "partition_offset", "dead_letter"), ("SELECT", "UPDATE")),
+    "partition_trouble": ("SELECT", "DELETE"),
+    "partition_state": _READ,
     **dict.fromkeys(("admin_action", "lost_range", "replay_request"), _ADD),
     **dict.fromkeys(("group_topic", "worker", "position_sample"), _READ),
     **dict.fromkeys(("reload_run", "reload_position", "reload_staged"), _READ),

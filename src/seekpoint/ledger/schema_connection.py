@@ -56,17 +56,15 @@ class SchemaConnection:
             return self.execute(query, **parameters).one()
         return self.connection.fast_path(*self._for_driver(query, parameters))
 
-    def run_with(self, questions: Sequence[Question], following: Sequence[Statement]) -> None:
-        """Run these statements, and others that leave in the same round trip; those are for a worker's connection.
+    def run_with(self, questions: Sequence[Question], following: Sequence[Statement]) -> list[tuple[Any, ...]]:
+        """The only row of each of these; others leave in the same round trip, which are for a worker's connection.
 
         Raises StatementFailed for an error of the others.
         """
         if isinstance(self.connection, HandlerConnection):
-            self.connection.run_with([self._for_driver(*question) for question in questions], following)
-            return
+            return self.connection.run_with([self._for_driver(*question) for question in questions], following)
         assert not following
-        for query, parameters in questions:
-            self.execute(query, **parameters)
+        return [tuple(self.execute(query, **parameters).one()) for query, parameters in questions]
 
     def fetch_each(self, *questions: Question) -> list[list[tuple[Any, ...]]]:
         """The rows of each of these statements; where they begin the transaction, in one round trip with BEGIN.

@@ -17,6 +17,7 @@ from sqlalchemy import (
     DateTime,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Identity,
     Index,
     Integer,
@@ -46,7 +47,7 @@ metadata = MetaData(
     schema=DEFAULT_SCHEMA,
     naming_convention={
         "pk": "%(table_name)s_pkey",
-        "fk": "%(table_name)s_%(column_0_name)s_fkey",
+        "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
         "ck": "%(table_name)s_%(constraint_name)s_check",
         "ix": "%(table_name)s_%(column_0_N_name)s_idx",
         "uq": "%(table_name)s_record_key",
@@ -101,12 +102,36 @@ partition_offset = Table(
     Column("token", Uuid, nullable=False, comment="fencing token, drawn by every claim and every reset"),
     Column("epoch", BigInteger, nullable=False, comment="counts the tokens, for people and for order"),
     Column("owner", Uuid, comment="process that claimed it, for display; NULL after a release"),
-    Column("claimed_at", DateTime(timezone=True)),
-    Column("unreleased_claims", Integer, nullable=False, server_default=text("0")),
+    *_optional(claimed_at=DateTime(timezone=True), committed_at=DateTime(timezone=True)),
+    Column("record_time", DateTime(timezone=True), comment="timestamp of the last applied record"),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition"),
+    CheckConstraint("next_offset >= 0", name="next_offset"),
+    # Not `postgresql_with=`: SQLAlchemy 2.0 has it for indexes only. The migration sets these; a test compares.
+    info={
+        "storage": {
+            "fillfactor": "50",
+            "autovacuum_vacuum_scale_factor": "0.0",
+            "autovacuum_vacuum_threshold": "1000",
+        }
+    },
+)
+
+# A partition has a row here only while something is wrong with it: its owners crashed, a record is tried again, records
+# may crash their process, or it is stopped. It is written and read by a statement after the one that has locked the
+# partition's row above, in the same transaction: what a predecessor has committed meanwhile is seen then.
+partition_trouble = Table(
+    "partition_trouble",
+    metadata,
+    *_required(consumer_group=Text, topic=Text, partition=Integer),
+    Column(
+        "unreleased_claims",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="owners in a row that ended without a release",
+    ),
     Column("attempt_offset", BigInteger),
     Column("attempts", Integer, nullable=False, server_default=text("0")),
-    Column("committed_at", DateTime(timezone=True)),
-    Column("record_time", DateTime(timezone=True), comment="timestamp of the last applied record"),
     Column("attempt_crashes", Integer, nullable=False, server_default=text("0")),
     Column("attempt_running", Boolean, nullable=False, server_default=false()),
     Column("attempt_error", Text, comment="NULL: the process that tried it never came back"),
@@ -122,15 +147,11 @@ partition_offset = Table(
     Column("stopped_at", DateTime(timezone=True)),
     Column("stop_log_end", BigInteger, comment="where the log ended when it stopped with OffsetLost"),
     PrimaryKeyConstraint("consumer_group", "topic", "partition"),
-    CheckConstraint("next_offset >= 0", name="next_offset"),
-    # Not `postgresql_with=`: SQLAlchemy 2.0 has it for indexes only. The migration sets these; a test compares.
-    info={
-        "storage": {
-            "fillfactor": "50",
-            "autovacuum_vacuum_scale_factor": "0.0",
-            "autovacuum_vacuum_threshold": "1000",
-        }
-    },
+    ForeignKeyConstraint(
+        ["consumer_group", "topic", "partition"],
+        [partition_offset.c.consumer_group, partition_offset.c.topic, partition_offset.c.partition],
+        ondelete="CASCADE",
+    ),
 )
 
 # Which tables the records of a topic are written to: two pipelines under one group name must not divide a topic.
@@ -433,4 +454,10 @@ group_status = Table(
     *_optional(sample_age=Interval, dead_letters=BigInteger, blocked=BigInteger),
     *_optional(committed_at=DateTime(timezone=True), workers=BigInteger),
 )
-VIEWS = (lag, group_status)
+partition_state = Table(
+    "partition_state",
+    _views,
+    *(Column(each.name, each.type) for each in partition_offset.c),
+    *(Column(each.name, each.type) for each in partition_trouble.c if not each.primary_key),
+)
+VIEWS = (lag, group_status, partition_state)

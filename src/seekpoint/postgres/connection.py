@@ -15,7 +15,15 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, Transaction
 
 from seekpoint.errors import HandlerMisuse
-from seekpoint.postgres.round_trip import Query, Statement, StatementFailed, begin_and_run, rows_of, with_values
+from seekpoint.postgres.round_trip import (
+    Query,
+    Statement,
+    StatementFailed,
+    begin_and_run,
+    rows_of,
+    values_of,
+    with_values,
+)
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
 Misuse = Callable[[str], NoReturn]
@@ -250,21 +258,22 @@ class HandlerConnection(Connection):
         ((row, *_),) = rows_of(self.driver, (statement, parameters), is_prepared=True)
         return row
 
-    def run_with(self, questions: Sequence[Query], following: Sequence[Statement]) -> None:
+    def run_with(self, questions: Sequence[Query], following: Sequence[Statement]) -> list[tuple[Any, ...]]:
         """Run the ledger's statements, and those that follow, in one round trip; also with BEGIN where none is open.
 
-        Raises the ledger's error as it is, and StatementFailed where those that follow may succeed when they are run
-        in another way.
+        Returns the only row of each of the ledger's. Raises the ledger's error as it is, and StatementFailed
+        where those that follow may succeed when they are run in another way.
         """
         driver = self.driver
         ours = [with_values(*question, driver.info.encoding) for question in questions]
         try:
-            begin_and_run(driver, [*ours, *following])
+            results = begin_and_run(driver, [*ours, *following])
         except StatementFailed as failed:
             may_succeed = failed.number >= len(ours) or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME
             if may_succeed:  # when they are run in another way
                 raise
             raise failed.error from None
+        return [rows[0] for rows in values_of(driver, results[: len(ours)])]
 
     def check(self) -> None:
         """Raise HandlerMisuse if a handler has ended or broken the transaction."""

@@ -139,18 +139,25 @@ def texts(driver: psycopg.Connection[Any], statement: Statement) -> list[str]:
 
 
 def rows_of(driver: psycopg.Connection[Any], *queries: Query, is_prepared: bool = False) -> list[list[tuple[Any, ...]]]:
-    """All rows of each query; in one round trip with BEGIN where they begin the transaction. Raises the first error.
+    """All rows of each query, if it has any; in one round trip with BEGIN where they begin the transaction.
 
-    Within a transaction the driver runs them, one by one: what is prepared here may have been deallocated by it.
+    Raises the first error. Within a transaction the driver runs them, one by one: what is prepared here may have been
+    deallocated by it.
     """
     if driver.info.transaction_status != TransactionStatus.IDLE:
         cursor = psycopg.Cursor(driver, row_factory=tuple_row)  # whatever row factory a handler has set
-        return [cursor.execute(*query, binary=True).fetchall() for query in queries]
+        answers = (cursor.execute(*query, binary=True) for query in queries)
+        return [answer.fetchall() if answer.description else [] for answer in answers]
     statements = [with_values(*query, driver.info.encoding)._replace(is_prepared=is_prepared) for query in queries]
     try:
         results = begin_and_run(driver, statements)
     except StatementFailed as failed:
         raise failed.error from None
+    return values_of(driver, results)
+
+
+def values_of(driver: psycopg.Connection[Any], results: Iterable[PGresult]) -> list[list[tuple[Any, ...]]]:
+    """The rows of each result, as Python's values."""
     transformer, rows = Transformer(driver), []
     for result in results:
         transformer.set_pgresult(result)

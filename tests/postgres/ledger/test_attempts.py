@@ -193,7 +193,7 @@ def test_a_zombies_note_is_refused(desk: Desks, seekpoint_engine: Engine) -> Non
     zombie, successor = desk(at={0: 0, 1: 0}), desk(at={0: 0})
     before = successor.row(0), successor.row(1)
     notes = [(zombie.claims[n], FAILED) for n in (0, 1)]
-    with pytest.raises(Fenced, match="the claim is not the expected one; attempts noted: 1"):
+    with pytest.raises(Fenced, match="the claim is not the expected one; rows locked: 1"):
         zombie.ledger.record_attempts_alone(notes)
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
         zombie.ledger.record_attempts(tx, notes)

@@ -13,8 +13,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
+from postgres.ledger.test_stop import stop_of
 from seekpoint.errors import Fenced
 from seekpoint.ledger import Attempt
+from seekpoint.ledger.claim import record_stop
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition
@@ -58,6 +60,37 @@ def test_a_claim_waits_for_a_commit(desk: Desks, seekpoint_engine: Engine, elsew
     successor.exactly({0: 9, 1: 1})
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
         worker.hold(tx)
+
+
+def test_a_claim_sees_the_attempt_that_it_waited_for(
+    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """A statement that waits for the position's row would read the trouble as it was before it waited."""
+    worker, successor = desk(at={0: 3}), desk(limits=PATIENT)
+    with seekpoint_engine.begin() as tx:
+        worker.accept(worker.work(tx, {0: 8}))
+        worker.ledger.record_attempts(tx, [(worker.claims[0], Attempt(8, 1))])
+        claiming = elsewhere.submit(successor.claim, 0)
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+    claiming.result()
+    claim = successor.claims[0]
+    assert claim.attempt is not None
+    assert (claim.next_offset, claim.attempt.number, claim.attempt.crashes) == (8, 1, 1)
+    assert successor.row().unreleased_claims == 1
+
+
+def test_a_claim_ends_the_stop_that_it_waited_for(
+    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """And keeps where the log ended: the successor finds the cause again by it."""
+    worker, successor = desk(at={0: 3}), desk(limits=PATIENT)
+    with seekpoint_engine.begin() as tx:
+        record_stop(worker.ledger.group_connection(tx), stop_of(worker, log_end=2))
+        claiming = elsewhere.submit(successor.claim, 0)
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+    claiming.result()
+    row = successor.row()
+    assert (row.stop_kind, row.stop_log_end, row.unreleased_claims) == (None, 2, 1)
 
 
 def test_a_claim_waits_for_an_abort(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:

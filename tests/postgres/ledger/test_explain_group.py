@@ -17,6 +17,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.pipeline.declared import declared
 from support.ledger_desk import Desk
+from support.trouble import put_stop
 
 Desks = Callable[..., Desk]
 PROCESS = WorkerProcess("host-1", 4711, "orders-1", "0.1.0")
@@ -84,12 +85,7 @@ def test_a_declaration_of_an_earlier_version_and_a_stop(desk: Desks) -> None:
     declare(worker, Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post))
     with worker.ledger.engine.begin() as tx:
         tx.execute(text(f'UPDATE "{worker.ledger.schema}".consumer_group SET version = 2'))
-        tx.execute(
-            text(
-                f"UPDATE \"{worker.ledger.schema}\".partition_offset SET stop_kind = 'OffsetLost', stop_offset = 5, "
-                "stop_message = '', stop_choices = '{}', stopped_at = now()"
-            )
-        )
+        tx.execute(text(put_stop(f'"{worker.ledger.schema}"', "OffsetLost", "5")))
     (found,) = admin_of(worker).explain(worker.ledger.group).topics
     assert found.weakens[-2:] == (
         "declared by version 1, and the group is at 2: it may be outdated",

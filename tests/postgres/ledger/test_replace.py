@@ -16,6 +16,7 @@ from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.records import Cause, Failure, NewDeadLetter, RawRecord, State
 from support.command import seekpoint
 from support.ledger_desk import Desk
+from support.trouble import put_stop
 
 
 class Groups:
@@ -190,10 +191,7 @@ def test_what_only_one_group_has_open_is_named_and_accepted_by_name_alone(groups
     groups.dead_letter(groups.new, 4)
     groups.dead_letter(groups.old, 3)
     groups.dead_letter(groups.new, 3)
-    groups.sql(
-        "UPDATE {ledger}.partition_offset SET stop_kind = 'PoisonStop', stop_offset = 3 "
-        "WHERE consumer_group = 'old' AND partition = 1"
-    )
+    groups.sql(put_stop("{ledger}", "PoisonStop", "3", "o.consumer_group = 'old' AND o.partition = 1"))
     plan = groups.plan()
     ours, theirs, stop = plan.differences
     assert ours.startswith("new has open dead letters that old has not: t/0/4") or theirs.startswith("new has")
@@ -205,7 +203,7 @@ def test_what_only_one_group_has_open_is_named_and_accepted_by_name_alone(groups
     assert groups.origins() == ("_next", "_live")
     letters = groups.sql("SELECT consumer_group, record_offset, partition FROM {ledger}.dead_letter ORDER BY 1, 2")
     assert [tuple(row) for row in letters] == [("new", 2, 0), ("new", 3, 0), ("old", 3, 0), ("old", 4, 0)]
-    assert groups.sql("SELECT * FROM {ledger}.partition_offset WHERE stop_kind IS NOT NULL") == []
+    assert groups.sql("SELECT * FROM {ledger}.partition_trouble") == []
 
 
 def test_a_reset_since_the_plan_is_refused(groups: Groups) -> None:

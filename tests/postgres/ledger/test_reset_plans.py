@@ -22,6 +22,7 @@ from support.fixtures import NewEngine
 from support.ledger_desk import Desk
 from support.ledger_roles import LedgerRoles
 from support.postgres_proxy import PostgresProxy, When
+from support.trouble import put_stop
 
 Desks = Callable[..., Desk]
 MANY = 1_000
@@ -78,7 +79,7 @@ def test_a_plan_of_a_thousand_partitions_is_one_transaction(
     plan = admin.plan_reset("g", ResetTo.offset(3))
     assert len(plan.moves) == MANY
     with seekpoint_engine.begin() as tx:
-        tx.execute(text(f'UPDATE "{seekpoint_schema}".partition_offset SET attempts = 0 WHERE partition = 777'))
+        tx.execute(text(f'UPDATE "{seekpoint_schema}".partition_offset SET epoch = epoch WHERE partition = 777'))
         with pytest.raises(Fenced, match=r"^t/777 is locked by .* since 20.* UTC; not all locks could be taken"):
             admin.apply(plan, reason="r", wait=0.1)
     assert rows(seekpoint_engine, seekpoint_schema, "SELECT DISTINCT next_offset FROM {s}.partition_offset") == [(10,)]
@@ -151,12 +152,10 @@ def test_a_plan_whose_connection_breaks_is_applied_once(broken: Callable[..., in
 def test_the_failed_record_may_lie_after_a_gap(desk: Desks, admin: Admin, seekpoint_engine: Engine) -> None:
     """Compaction, or a transaction's marker: the position stays at the gap where the failed record is read first."""
     worker = desk(at={0: 100, 1: 100, 2: 100})
-    stop = "UPDATE {s}.partition_offset SET stop_kind = 'PoisonStop', stop_offset = {n}, stop_message = 'm', "
-    stop += "stop_choices = '{}', stopped_at = now() WHERE partition = {p}"
     with seekpoint_engine.begin() as tx:
         for partition, offset in ((0, 101), (1, 99)):
-            query = stop.replace("{n}", str(offset)).replace("{p}", str(partition))
-            tx.execute(text(query.replace("{s}", f'"{worker.ledger.schema}"')))
+            where = f"o.partition = {partition}"
+            tx.execute(text(put_stop(f'"{worker.ledger.schema}"', "PoisonStop", str(offset), where)))
     plan = admin.plan_reset("g", ResetTo.after_failed())
     assert [(each.at.number, each.target) for each in plan.moves] == [(0, 102)]
     admin.apply(plan, reason="the record is empty")
@@ -215,7 +214,7 @@ def roles(desk: Desks, seekpoint_engine: Engine, seekpoint_schema: str) -> Itera
     made.drop()
 
 
-LOCK = "UPDATE {s}.partition_offset SET attempts = attempts WHERE partition = 1"
+LOCK = "UPDATE {s}.partition_offset SET epoch = epoch WHERE partition = 1"
 
 
 def test_a_busy_partition_is_named_to_an_operator_who_may_not_see_other_sessions(
@@ -266,7 +265,7 @@ def test_partitions_of_a_plan_have_one_wait(
     monkeypatch.setattr(apply_resets, "sleep", wait)
     monkeypatch.setattr(apply_resets, "LOCKS", 0.05)
     with seekpoint_engine.begin() as tx:
-        tx.execute(text(f'UPDATE "{seekpoint_schema}".partition_offset SET attempts = 0'))
+        tx.execute(text(f'UPDATE "{seekpoint_schema}".partition_offset SET epoch = epoch'))
         result = admin.apply(plan, reason="r", wait=2.0, each=True)
     assert len(result.refused) == 4
     assert sum(waited) < 2.0

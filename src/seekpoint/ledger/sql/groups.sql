@@ -106,18 +106,15 @@ SELECT pg_terminate_backend(%(pid)s);
 
 -- name: positions
 SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
-       claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+       claimed_at, committed_at, record_time, unreleased_claims, attempt_offset, attempts, attempt_crashes,
        attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
        suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
-FROM seekpoint.partition_offset
+FROM seekpoint.partition_state
 WHERE consumer_group = %(group)s
 ORDER BY topic, partition;
 
 -- name: lock_position
-SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
-       claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
-       attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
-       suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
+SELECT topic_id, next_offset
 FROM seekpoint.partition_offset
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s
 FOR NO KEY UPDATE;
@@ -133,30 +130,13 @@ SET first_offset = CASE WHEN topic_id <> %(topic_id)s::uuid THEN %(to_offset)s::
     topic_id = %(topic_id)s::uuid,
     leader_epoch = NULL,
     token = %(token)s::uuid,
-    epoch = epoch + 1,
-    unreleased_claims = 0,
-    attempt_offset = NULL,
-    attempts = 0,
-    attempt_crashes = 0,
-    attempt_running = false,
-    attempt_error = NULL,
-    retry_at = NULL,
-    attempts_allowed = NULL,
-    attempt_policy = NULL,
-    suspect_end = NULL,
-    suspect_part_end = NULL,
-    suspect_running = false,
-    stop_kind = NULL,
-    stop_offset = NULL,
-    stop_message = NULL,
-    stop_choices = NULL,
-    stopped_at = NULL,
-    stop_log_end = NULL
-WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s
-RETURNING consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
-          claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
-          attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
-          suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end;
+    epoch = epoch + 1
+WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s;
+
+-- name: end_trouble
+-- A reset ends it: whatever was noted is of records at the old position.
+DELETE FROM seekpoint.partition_trouble
+WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s;
 
 -- name: supersede
 -- A dead letter's offset lies before the position. Where the position is put in front of it, the record will be read

@@ -115,7 +115,7 @@ SELECT 1 FROM seekpoint.reload_run WHERE id = %(run)s AND state = %(state)s FOR 
 -- name: offsets
 -- Snapshot offsets: every position of all groups as of one moment, with the number of its resets.
 SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
-       claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+       claimed_at, committed_at, record_time, unreleased_claims, attempt_offset, attempts, attempt_crashes,
        attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
        suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end,
        (SELECT count(*)
@@ -124,7 +124,7 @@ SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, le
           AND action.topic = o.topic
           AND action.partition = o.partition
           AND action.action = 'reset') AS resets
-FROM seekpoint.partition_offset AS o
+FROM seekpoint.partition_state AS o
 WHERE consumer_group = ANY (%(groups)s::text[])
 ORDER BY consumer_group, topic, partition;
 

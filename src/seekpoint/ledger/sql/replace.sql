@@ -9,7 +9,7 @@ ORDER BY name;
 -- name: positions
 SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, attempt_offset, attempts, stop_kind,
        stop_offset
-FROM seekpoint.partition_offset
+FROM seekpoint.partition_state
 WHERE consumer_group IN (%(old_group)s, %(new_group)s)
 ORDER BY consumer_group, topic, partition;
 
@@ -23,9 +23,8 @@ ORDER BY name
 FOR NO KEY UPDATE;
 
 -- name: lock_positions
--- Waits for the open batches of both groups: what is read is final (I2).
-SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, attempt_offset, attempts, stop_kind,
-       stop_offset
+-- Waits for the open batches of both groups: what the next statement reads is final (I2).
+SELECT 1
 FROM seekpoint.partition_offset
 WHERE consumer_group IN (%(old_group)s, %(new_group)s)
 ORDER BY consumer_group, topic, partition
@@ -65,8 +64,8 @@ WHERE named.name IN (%(old_group)s, %(new_group)s)
   AND run.state NOT IN ('verified', 'cut_over', 'aborted', 'failed');
 
 -- name: exchange_positions
--- Each position goes with the tables whose rows it accounts for (I1). Attempts and stops are a handler's: the record at
--- the position is tried again. New tokens: a worker of either group has written tables that are elsewhere now (I5).
+-- Each position goes with the tables whose rows it accounts for (I1). New tokens: a worker of either group has written
+-- tables that are elsewhere now (I5).
 UPDATE seekpoint.partition_offset AS own
 SET first_offset = other.first_offset,
     next_offset = other.next_offset,
@@ -74,30 +73,16 @@ SET first_offset = other.first_offset,
     committed_at = other.committed_at,
     record_time = other.record_time,
     token = gen_random_uuid(),
-    epoch = own.epoch + 1,
-    unreleased_claims = 0,
-    attempt_offset = NULL,
-    attempts = 0,
-    attempt_crashes = 0,
-    attempt_running = false,
-    attempt_error = NULL,
-    retry_at = NULL,
-    attempts_allowed = NULL,
-    attempt_policy = NULL,
-    suspect_end = NULL,
-    suspect_part_end = NULL,
-    suspect_running = false,
-    stop_kind = NULL,
-    stop_offset = NULL,
-    stop_message = NULL,
-    stop_choices = NULL,
-    stopped_at = NULL,
-    stop_log_end = NULL
+    epoch = own.epoch + 1
 FROM seekpoint.partition_offset AS other
 WHERE own.consumer_group IN (%(old_group)s, %(new_group)s)
   AND other.consumer_group = CASE own.consumer_group WHEN %(old_group)s THEN %(new_group)s ELSE %(old_group)s END
   AND other.topic = own.topic
   AND other.partition = own.partition;
+
+-- name: end_trouble
+-- Attempts and stops are a handler's: the record at the position is tried again.
+DELETE FROM seekpoint.partition_trouble WHERE consumer_group IN (%(old_group)s, %(new_group)s);
 
 -- name: dead_letters_aside
 -- Dead letters go with the tables that lack their records (I4). In three statements, because both groups may have one

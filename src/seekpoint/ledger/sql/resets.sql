@@ -23,10 +23,7 @@ SELECT set_config('statement_timeout', %(timeout)s, true);
 SELECT o.*
 FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
 CROSS JOIN LATERAL (
-    SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
-           claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
-           attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
-           suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
+    SELECT topic, partition, topic_id, next_offset, leader_epoch
     FROM seekpoint.partition_offset
     WHERE consumer_group = %(group)s AND topic = asked.topic AND partition = asked.partition
     FOR NO KEY UPDATE

@@ -75,10 +75,10 @@ ORDER BY consumer_group;
 
 -- name: positions
 SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
-       claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+       claimed_at, committed_at, record_time, unreleased_claims, attempt_offset, attempts, attempt_crashes,
        attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
        suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
-FROM seekpoint.partition_offset
+FROM seekpoint.partition_state
 WHERE consumer_group = ANY (%(names)s)
 ORDER BY consumer_group, topic, partition;
 

@@ -2,7 +2,7 @@
 
 -- name: passed_yet
 SELECT next_offset, topic_id, stop_kind
-FROM seekpoint.partition_offset
+FROM seekpoint.partition_state
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s;
 
 -- name: became
@@ -38,6 +38,6 @@ SELECT o.consumer_group, o.topic_id, o.next_offset, o.owner, o.attempt_offset, o
        its_group.paused, its_group.paused_reason, its_group.paused_by,
        extract(epoch FROM clock_timestamp() - o.committed_at) AS still,
        extract(epoch FROM o.retry_at - clock_timestamp()) AS retry_in
-FROM seekpoint.partition_offset AS o
+FROM seekpoint.partition_state AS o
 JOIN seekpoint.consumer_group AS its_group ON its_group.name = o.consumer_group
 WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.partition = %(partition)s;

@@ -40,9 +40,8 @@ FROM (
 -- name: advance
 -- Moves the positions that hold has locked, or raises: under the same claim (I2), from the same position (I3), and in
 -- the same transaction: after a COMMIT in between, rows and offset would not be committed together (I1). Where both
--- leave in one round trip, nothing can come in between, and no transaction is given. What was noted
--- of attempts and of a stop at the old position is over. After a single-record attempt, or a part of a suspect range,
--- later records may still crash the process: the next owner has to apply them in parts, too, up to the range's end.
+-- leave in one round trip, nothing can come in between, and no transaction is given. Returns how many of the partitions
+-- have trouble.
 WITH moving AS MATERIALIZED (
     SELECT %(group)s::text AS consumer_group, given.*
     FROM unnest((SELECT %(moving_topic)s::text[]), (SELECT %(moving_partition)s::integer[]),
@@ -56,30 +55,7 @@ moved AS (
     SET next_offset = moving.to_offset,
         leader_epoch = moving.leader_epoch,
         record_time = coalesce(moving.record_time, o.record_time),
-        committed_at = clock_timestamp(),
-        unreleased_claims = CASE WHEN (o.attempt_running OR o.suspect_running)
-                                  AND (o.suspect_end IS NULL OR o.suspect_end > moving.to_offset)
-                                 THEN o.unreleased_claims ELSE 0 END,
-        suspect_end = CASE WHEN (o.attempt_running OR o.suspect_running) AND o.suspect_end > moving.to_offset
-                           THEN o.suspect_end END,
-        suspect_part_end = CASE WHEN o.attempt_running AND NOT o.suspect_running
-                                 AND (o.suspect_end IS NULL OR o.suspect_end > moving.to_offset)
-                                THEN o.suspect_part_end END,
-        suspect_running = false,
-        attempt_offset = NULL,
-        attempts = 0,
-        attempt_crashes = 0,
-        attempt_running = false,
-        attempt_error = NULL,
-        retry_at = NULL,
-        attempts_allowed = NULL,
-        attempt_policy = NULL,
-        stop_kind = NULL,
-        stop_offset = NULL,
-        stop_message = NULL,
-        stop_choices = NULL,
-        stopped_at = NULL,
-        stop_log_end = NULL
+        committed_at = clock_timestamp()
     FROM moving
     WHERE o.consumer_group = moving.consumer_group AND o.topic = moving.topic AND o.partition = moving.partition
       AND o.token = moving.token
@@ -90,83 +66,117 @@ SELECT CASE WHEN rows.n <> %(expected)s::integer
             THEN ('seekpoint: claim or position is not the expected one; rows advanced: ' || rows.n)::integer
             WHEN pg_current_xact_id()::text <> %(transaction)s::text
             THEN ('seekpoint: the transaction that held the rows has ended; rows: ' || rows.n)::integer
-            ELSE rows.n END AS moved
+            ELSE rows.n END AS moved,
+       (SELECT count(*)
+        FROM moving
+        JOIN seekpoint.partition_trouble AS t
+          ON t.consumer_group = moving.consumer_group AND t.topic = moving.topic AND t.partition = moving.partition
+       ) AS troubled
 FROM (SELECT count(*) AS n FROM moved) AS rows;
+
+-- name: end_trouble
+-- Follows advance where a partition of it has trouble: what was noted at the old position is over. After a single
+-- attempt, or a part of a suspect range, later records may still crash the process: the next owner has to apply them in
+-- parts, too, up to the range's end. Only then the row stays.
+WITH passed AS MATERIALIZED (
+    SELECT %(group)s::text AS consumer_group, given.*
+    FROM unnest((SELECT %(passed_topic)s::text[]), (SELECT %(passed_partition)s::integer[]),
+                (SELECT %(passed_to_offset)s::bigint[])) AS given (topic, partition, to_offset)
+),
+ended AS (
+    DELETE FROM seekpoint.partition_trouble AS t
+    USING passed
+    WHERE t.consumer_group = passed.consumer_group AND t.topic = passed.topic AND t.partition = passed.partition
+      AND NOT ((t.attempt_running OR t.suspect_running)
+               AND (t.suspect_end IS NULL OR t.suspect_end > passed.to_offset))
+)
+UPDATE seekpoint.partition_trouble AS t
+SET suspect_part_end = CASE WHEN NOT t.suspect_running THEN t.suspect_part_end END,
+    suspect_running = false,
+    attempt_offset = NULL,
+    attempts = 0,
+    attempt_crashes = 0,
+    attempt_running = false,
+    attempt_error = NULL,
+    retry_at = NULL,
+    attempts_allowed = NULL,
+    attempt_policy = NULL,
+    stop_kind = NULL,
+    stop_offset = NULL,
+    stop_message = NULL,
+    stop_choices = NULL,
+    stopped_at = NULL,
+    stop_log_end = NULL
+FROM passed
+WHERE t.consumer_group = passed.consumer_group AND t.topic = passed.topic AND t.partition = passed.partition
+  AND (t.attempt_running OR t.suspect_running)
+  AND (t.suspect_end IS NULL OR t.suspect_end > passed.to_offset);
+
+-- name: lock_claimed
+-- In front of a statement on partitions' trouble: locks their rows under the claim alone (I2), or raises; the position
+-- may have been advanced in this transaction. That statement comes after it, and so sees what was waited for.
+SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
+            ELSE ('seekpoint: the claim is not the expected one; rows locked: ' || rows.n)::integer END AS locked
+FROM (
+    SELECT count(*) AS n
+    FROM unnest((SELECT %(claimed_topic)s::text[]), (SELECT %(claimed_partition)s::integer[]),
+                (SELECT %(claimed_token)s::uuid[])) AS claimed (topic, partition, token)
+    CROSS JOIN LATERAL (
+        SELECT 1
+        FROM seekpoint.partition_offset
+        WHERE consumer_group = %(group)s AND topic = claimed.topic AND partition = claimed.partition
+          AND token = claimed.token
+        FOR NO KEY UPDATE
+    ) AS locked
+) AS rows;
 
 -- name: record_attempts
 -- An attempt at the record at the position. One that is about to begin has no error yet; error and time of the previous
--- one are kept until its own outcome is known. Only the token is compared (I2): the position may have been advanced in
--- this transaction. The rows are locked in order first.
-WITH noted AS MATERIALIZED (
-    SELECT %(group)s::text AS consumer_group, given.*
-    FROM unnest((SELECT %(noted_topic)s::text[]), (SELECT %(noted_partition)s::integer[]),
-                (SELECT %(noted_token)s::uuid[]), (SELECT %(noted_offset)s::bigint[]),
-                (SELECT %(noted_number)s::integer[]), (SELECT %(noted_error)s::text[]),
-                (SELECT %(noted_wait)s::double precision[]), (SELECT %(noted_allowed)s::integer[]),
-                (SELECT %(noted_policy)s::text[]))
-         AS given (topic, partition, token, "offset", number, error, wait, allowed, policy)
-    CROSS JOIN LATERAL (
-        SELECT 1
-        FROM seekpoint.partition_offset
-        WHERE consumer_group = %(group)s AND topic = given.topic AND partition = given.partition
-          AND token = given.token
-        FOR NO KEY UPDATE
-    ) AS locked
-),
-written AS (
-    UPDATE seekpoint.partition_offset AS o
-    SET attempt_offset = noted."offset",
-        attempts = noted.number,
-        attempt_crashes = CASE WHEN o.attempt_offset = noted."offset" THEN o.attempt_crashes ELSE 0 END,
-        attempt_running = noted.error IS NULL,
-        attempt_error = coalesce(noted.error, CASE WHEN o.attempt_offset = noted."offset" THEN o.attempt_error END),
-        retry_at = CASE WHEN noted.error IS NULL AND o.attempt_offset = noted."offset" THEN o.retry_at
-                        ELSE clock_timestamp() + noted.wait * interval '1 second' END,
-        attempts_allowed = noted.allowed,
-        attempt_policy = noted.policy
-    FROM noted
-    WHERE o.consumer_group = noted.consumer_group AND o.topic = noted.topic AND o.partition = noted.partition
-      AND o.token = noted.token
-    RETURNING 1
-)
-SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
-            ELSE ('seekpoint: the claim is not the expected one; attempts noted: ' || rows.n)::integer END AS noted
-FROM (SELECT count(*) AS n FROM written) AS rows;
+-- one are kept until its own outcome is known.
+INSERT INTO seekpoint.partition_trouble AS t
+    (consumer_group, topic, partition, attempt_offset, attempts, attempt_running, attempt_error, retry_at,
+     attempts_allowed, attempt_policy)
+SELECT %(group)s, noted.topic, noted.partition, noted."offset", noted.number, noted.error IS NULL, noted.error,
+       clock_timestamp() + noted.wait * interval '1 second', noted.allowed, noted.policy
+FROM unnest((SELECT %(noted_topic)s::text[]), (SELECT %(noted_partition)s::integer[]),
+            (SELECT %(noted_offset)s::bigint[]), (SELECT %(noted_number)s::integer[]),
+            (SELECT %(noted_error)s::text[]), (SELECT %(noted_wait)s::double precision[]),
+            (SELECT %(noted_allowed)s::integer[]), (SELECT %(noted_policy)s::text[]))
+     AS noted (topic, partition, "offset", number, error, wait, allowed, policy)
+ON CONFLICT (consumer_group, topic, partition) DO UPDATE
+SET attempt_offset = excluded.attempt_offset,
+    attempts = excluded.attempts,
+    attempt_crashes = CASE WHEN t.attempt_offset = excluded.attempt_offset THEN t.attempt_crashes ELSE 0 END,
+    attempt_running = excluded.attempt_running,
+    attempt_error = coalesce(excluded.attempt_error,
+                             CASE WHEN t.attempt_offset = excluded.attempt_offset THEN t.attempt_error END),
+    retry_at = CASE WHEN excluded.attempt_running AND t.attempt_offset = excluded.attempt_offset THEN t.retry_at
+                    ELSE excluded.retry_at END,
+    attempts_allowed = excluded.attempts_allowed,
+    attempt_policy = excluded.attempt_policy;
 
 -- name: record_suspects
--- A suspect range, its end stored once; and the part of it that is about to be tried, if any. No end: it is over. Under
--- the current claim alone (I2).
-WITH suspected AS MATERIALIZED (
-    SELECT %(group)s::text AS consumer_group, given.*
-    FROM unnest((SELECT %(suspected_topic)s::text[]), (SELECT %(suspected_partition)s::integer[]),
-                (SELECT %(suspected_token)s::uuid[]), (SELECT %(suspected_end_offset)s::bigint[]),
-                (SELECT %(suspected_part_end)s::bigint[]))
-         AS given (topic, partition, token, end_offset, part_end)
-    CROSS JOIN LATERAL (
-        SELECT 1
-        FROM seekpoint.partition_offset
-        WHERE consumer_group = %(group)s AND topic = given.topic AND partition = given.partition
-          AND token = given.token
-        FOR NO KEY UPDATE
-    ) AS locked
-),
-written AS (
-    UPDATE seekpoint.partition_offset AS o
-    SET suspect_end = CASE WHEN suspected.end_offset IS NOT NULL AND o.suspect_end > o.next_offset THEN o.suspect_end
-                           ELSE suspected.end_offset END,
-        suspect_part_end = suspected.part_end,
-        suspect_running = suspected.part_end IS NOT NULL,
-        unreleased_claims = CASE WHEN suspected.end_offset IS NULL THEN 0 ELSE o.unreleased_claims END
-    FROM suspected
-    WHERE o.consumer_group = suspected.consumer_group
-      AND o.topic = suspected.topic
-      AND o.partition = suspected.partition
-      AND o.token = suspected.token
-    RETURNING 1
-)
-SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
-            ELSE ('seekpoint: the claim is not the expected one; ranges noted: ' || rows.n)::integer END AS suspected
-FROM (SELECT count(*) AS n FROM written) AS rows;
+-- A suspect range, its end stored once; and the part of it that is about to be tried, if any. No end: it is over.
+INSERT INTO seekpoint.partition_trouble AS t
+    (consumer_group, topic, partition, suspect_end, suspect_part_end, suspect_running)
+SELECT %(group)s, suspected.topic, suspected.partition,
+       CASE WHEN suspected.end_offset IS NOT NULL AND known.suspect_end > known.next_offset THEN known.suspect_end
+            ELSE suspected.end_offset END,
+       suspected.part_end, suspected.part_end IS NOT NULL
+FROM unnest((SELECT %(suspected_topic)s::text[]), (SELECT %(suspected_partition)s::integer[]),
+            (SELECT %(suspected_end_offset)s::bigint[]), (SELECT %(suspected_part_end)s::bigint[]))
+     AS suspected (topic, partition, end_offset, part_end)
+CROSS JOIN LATERAL (
+    SELECT next_offset, suspect_end
+    FROM seekpoint.partition_state
+    WHERE consumer_group = %(group)s AND topic = suspected.topic AND partition = suspected.partition
+    LIMIT 1
+) AS known
+ON CONFLICT (consumer_group, topic, partition) DO UPDATE
+SET suspect_end = excluded.suspect_end,
+    suspect_part_end = excluded.suspect_part_end,
+    suspect_running = excluded.suspect_running,
+    unreleased_claims = CASE WHEN excluded.suspect_end IS NULL THEN 0 ELSE t.unreleased_claims END;
 
 -- name: configure
 -- Claims and resets are durable whatever batches are, and their waits are bounded. A record's time near year 1 or 9999
@@ -198,12 +208,50 @@ FROM unnest((SELECT %(new_topic)s::text[]), (SELECT %(new_partition)s::integer[]
      AS new (topic, partition, topic_id, start)
 ORDER BY new.topic, new.partition;
 
+-- name: lock_wanted
+-- Waits for the transactions in flight on the rows, in the order of locks: what follows sees the positions and the
+-- trouble that they have committed (I3).
+SELECT 1
+FROM unnest((SELECT %(wanted_topic)s::text[]), (SELECT %(wanted_partition)s::integer[])) AS wanted (topic, partition)
+CROSS JOIN LATERAL (
+    SELECT 1
+    FROM seekpoint.partition_offset
+    WHERE consumer_group = %(group)s AND topic = wanted.topic AND partition = wanted.partition
+    FOR NO KEY UPDATE
+) AS locked;
+
+-- name: note_crashes
+-- The previous owner is this process, or has released the partition: then an attempt that has not ended was cancelled,
+-- and is not counted. Any other owner has crashed in it, or must be treated so. A stop ends: the next read finds its
+-- cause again, if there still is one. It may find a truncated log longer than it was: where it ended is kept.
+INSERT INTO seekpoint.partition_trouble AS t (consumer_group, topic, partition, unreleased_claims)
+SELECT %(group)s, wanted.topic, wanted.partition, CASE WHEN o.owner <> %(owner)s::uuid THEN 1 ELSE 0 END
+FROM unnest((SELECT %(wanted_topic)s::text[]), (SELECT %(wanted_partition)s::integer[]),
+            (SELECT %(wanted_topic_id)s::uuid[])) AS wanted (topic, partition, topic_id)
+JOIN seekpoint.partition_offset AS o
+  ON o.consumer_group = %(group)s AND o.topic = wanted.topic AND o.partition = wanted.partition
+ AND o.topic_id = wanted.topic_id
+LEFT JOIN seekpoint.partition_trouble AS known
+  ON known.consumer_group = %(group)s AND known.topic = wanted.topic AND known.partition = wanted.partition
+WHERE o.owner <> %(owner)s::uuid OR known.topic IS NOT NULL
+ON CONFLICT (consumer_group, topic, partition) DO UPDATE
+SET unreleased_claims = t.unreleased_claims + excluded.unreleased_claims,
+    attempts = t.attempts - CASE WHEN t.attempt_running AND excluded.unreleased_claims = 0 THEN 1 ELSE 0 END,
+    attempt_crashes = t.attempt_crashes + CASE WHEN t.attempt_running THEN excluded.unreleased_claims ELSE 0 END,
+    attempt_error = CASE WHEN t.attempt_running AND excluded.unreleased_claims = 1 THEN NULL ELSE t.attempt_error END,
+    attempt_running = false,
+    suspect_part_end = CASE WHEN t.suspect_running AND excluded.unreleased_claims = 0 THEN NULL
+                            ELSE t.suspect_part_end END,
+    suspect_running = false,
+    stop_kind = NULL,
+    stop_offset = NULL,
+    stop_message = NULL,
+    stop_choices = NULL,
+    stopped_at = NULL;
+
 -- name: claim
--- Inserts or updates, in the order of locks, and answers the committed position even where it had to wait for the
--- transaction that moved it (I3). A row that is missing beside others is an added partition: from its beginning. A row
--- of another topic id is left alone and not answered. A stop ends: the next read finds its cause again, if there still
--- is one. The previous owner is this process, or has released the partition: then an attempt that has not ended was
--- cancelled, and is not counted. Any other owner has crashed in it, or must be treated so.
+-- Inserts or updates, in the order of locks. A row that is missing beside others is an added partition: from its
+-- beginning. A row of another topic id is left alone and not answered.
 INSERT INTO seekpoint.partition_offset AS o
     (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch, owner, claimed_at)
 SELECT %(group)s, wanted.topic, wanted.partition, wanted.topic_id, 0, 0, gen_random_uuid(), 1, %(owner)s::uuid,
@@ -215,49 +263,55 @@ ON CONFLICT (consumer_group, topic, partition) DO UPDATE
 SET token = excluded.token,
     epoch = o.epoch + 1,
     owner = excluded.owner,
-    claimed_at = excluded.claimed_at,
-    unreleased_claims = o.unreleased_claims
-        + CASE WHEN o.owner IS NULL OR o.owner = excluded.owner THEN 0 ELSE 1 END,
-    attempts = o.attempts
-        - CASE WHEN o.attempt_running AND (o.owner IS NULL OR o.owner = excluded.owner) THEN 1 ELSE 0 END,
-    attempt_crashes = o.attempt_crashes + CASE WHEN o.attempt_running AND o.owner <> excluded.owner THEN 1 ELSE 0 END,
-    attempt_error = CASE WHEN o.attempt_running AND o.owner <> excluded.owner THEN NULL ELSE o.attempt_error END,
-    attempt_running = false,
-    suspect_part_end = CASE WHEN o.suspect_running AND (o.owner IS NULL OR o.owner = excluded.owner) THEN NULL
-                            ELSE o.suspect_part_end END,
-    suspect_running = false,
-    stop_kind = NULL,
-    stop_offset = NULL,
-    stop_message = NULL,
-    stop_choices = NULL,
-    stopped_at = NULL
-WHERE o.topic_id = excluded.topic_id
-RETURNING o.topic, o.partition, o.token, o.epoch, o.next_offset, o.leader_epoch, o.unreleased_claims,
-          CASE WHEN o.suspect_end > o.next_offset THEN o.suspect_end END AS suspect_end,
-          CASE WHEN o.suspect_part_end > o.next_offset THEN o.suspect_part_end END AS suspect_part_end,
-          -- At or past the position: compaction may have taken the records between the two.
-          CASE WHEN o.attempts > 0 AND o.attempt_offset >= o.next_offset THEN o.attempt_offset END AS attempt_offset,
-          o.attempts,
-          o.attempt_error,
-          CASE WHEN o.retry_at IS NOT NULL -- greatest() would overlook the NULL
-               THEN greatest(extract(epoch FROM o.retry_at - clock_timestamp())::double precision, 0) END AS wait,
-          o.attempts_allowed,
-          o.attempt_policy,
-          o.attempt_crashes;
+    claimed_at = excluded.claimed_at
+WHERE o.topic_id = excluded.topic_id;
+
+-- name: claimed
+-- What claim has claimed.
+SELECT o.topic, o.partition, o.token, o.epoch, o.next_offset, o.leader_epoch, o.unreleased_claims,
+       CASE WHEN o.suspect_end > o.next_offset THEN o.suspect_end END AS suspect_end,
+       CASE WHEN o.suspect_part_end > o.next_offset THEN o.suspect_part_end END AS suspect_part_end,
+       -- At or past the position: compaction may have taken the records between the two.
+       CASE WHEN o.attempts > 0 AND o.attempt_offset >= o.next_offset THEN o.attempt_offset END AS attempt_offset,
+       o.attempts,
+       o.attempt_error,
+       CASE WHEN o.retry_at IS NOT NULL -- greatest() would overlook the NULL
+            THEN greatest(extract(epoch FROM o.retry_at - clock_timestamp())::double precision, 0) END AS wait,
+       o.attempts_allowed,
+       o.attempt_policy,
+       o.attempt_crashes
+FROM unnest((SELECT %(wanted_topic)s::text[]), (SELECT %(wanted_partition)s::integer[]),
+            (SELECT %(wanted_topic_id)s::uuid[])) AS wanted (topic, partition, topic_id)
+CROSS JOIN LATERAL (
+    SELECT *
+    FROM seekpoint.partition_state
+    WHERE consumer_group = %(group)s AND topic = wanted.topic AND partition = wanted.partition
+      AND topic_id = wanted.topic_id
+    LIMIT 1
+) AS o;
+
+-- name: lock_stopped
+-- The claim or reset that the worker stopped under must be the row's (I2): another one has ended the stop.
+SELECT 1
+FROM seekpoint.partition_offset
+WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s AND token = %(token)s
+FOR NO KEY UPDATE;
 
 -- name: stop
--- A stop, and what can be decided. The claim or reset that the worker stopped under must be the row's (I2): another one
--- has ended the stop. One statement for each row: arrays of choices differ in length. A log that has grown since was
--- truncated all the same: where the new end is NULL, the earlier one stays.
-UPDATE seekpoint.partition_offset
-SET stop_kind = %(kind)s,
-    stop_offset = %(offset)s,
-    stop_message = %(message)s,
-    stop_choices = %(choices)s::text[],
-    stopped_at = CASE WHEN stop_kind = %(kind)s AND stop_offset = %(offset)s THEN stopped_at
-                      ELSE clock_timestamp() END,
-    stop_log_end = least(%(log_end)s::bigint, stop_log_end)
-WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s AND token = %(token)s;
+-- A stop, and what can be decided. One statement for each row: arrays of choices differ in length. A log that has grown
+-- since was truncated all the same: where the new end is NULL, the earlier one stays.
+INSERT INTO seekpoint.partition_trouble AS t
+    (consumer_group, topic, partition, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end)
+VALUES (%(group)s, %(topic)s, %(partition)s, %(kind)s, %(offset)s, %(message)s, %(choices)s::text[], clock_timestamp(),
+        %(log_end)s::bigint)
+ON CONFLICT (consumer_group, topic, partition) DO UPDATE
+SET stop_kind = excluded.stop_kind,
+    stop_offset = excluded.stop_offset,
+    stop_message = excluded.stop_message,
+    stop_choices = excluded.stop_choices,
+    stopped_at = CASE WHEN t.stop_kind = excluded.stop_kind AND t.stop_offset = excluded.stop_offset THEN t.stopped_at
+                      ELSE excluded.stopped_at END,
+    stop_log_end = least(excluded.stop_log_end, t.stop_log_end);
 
 -- name: positions
 -- The limit keeps it a lookup for each row.
@@ -265,32 +319,29 @@ SELECT o.*
 FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
 CROSS JOIN LATERAL (
     SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
-           claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
+           claimed_at, committed_at, record_time, unreleased_claims, attempt_offset, attempts, attempt_crashes,
            attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
            suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
-    FROM seekpoint.partition_offset
+    FROM seekpoint.partition_state
     WHERE consumer_group = %(group)s AND topic = asked.topic AND partition = asked.partition
     LIMIT 1
 ) AS o;
 
--- name: settled_positions
--- Under the row's lock: waits for a transaction in flight.
-SELECT o.*
+-- name: settle
+-- Waits for the transactions in flight on these rows: what is read after it is what they have committed.
+SELECT 1
 FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
 CROSS JOIN LATERAL (
-    SELECT consumer_group, topic, partition, topic_id, first_offset, next_offset, leader_epoch, token, epoch, owner,
-           claimed_at, unreleased_claims, attempt_offset, attempts, committed_at, record_time, attempt_crashes,
-           attempt_running, attempt_error, retry_at, attempts_allowed, attempt_policy, suspect_end, suspect_part_end,
-           suspect_running, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end
+    SELECT 1
     FROM seekpoint.partition_offset
     WHERE consumer_group = %(group)s AND topic = asked.topic AND partition = asked.partition
     FOR SHARE
-) AS o;
+) AS settled;
 
 -- name: release
 -- Ours by its token; or by its owner, where a reset drew another token and kept the owner (I5). An owner is drawn for
 -- one process: whatever another one has claimed since matches neither (I2). The successor claims the same rows at the
--- same time: they are locked in order first. An attempt that has not ended was given up: its record did not kill us.
+-- same time: they are locked in order first.
 WITH released AS MATERIALIZED (
     SELECT %(group)s::text AS consumer_group, given.*
     FROM unnest((SELECT %(released_topic)s::text[]), (SELECT %(released_partition)s::integer[]),
@@ -304,11 +355,30 @@ WITH released AS MATERIALIZED (
     ) AS locked
 )
 UPDATE seekpoint.partition_offset AS o
-SET owner = NULL,
-    attempts = o.attempts - CASE WHEN o.attempt_running THEN 1 ELSE 0 END,
-    attempt_running = false,
-    suspect_part_end = CASE WHEN NOT o.suspect_running THEN o.suspect_part_end END,
-    suspect_running = false
+SET owner = NULL
 FROM released
 WHERE o.consumer_group = released.consumer_group AND o.topic = released.topic AND o.partition = released.partition
   AND (o.token = released.token OR o.owner = %(owner)s::uuid);
+
+-- name: cancel_attempts
+-- Of released partitions: an attempt that has not ended was given up, and its record did not kill us.
+WITH released AS MATERIALIZED (
+    SELECT %(group)s::text AS consumer_group, given.*
+    FROM unnest((SELECT %(released_topic)s::text[]), (SELECT %(released_partition)s::integer[]),
+                (SELECT %(released_token)s::uuid[])) AS given (topic, partition, token)
+    CROSS JOIN LATERAL (
+        SELECT 1
+        FROM seekpoint.partition_offset
+        WHERE consumer_group = %(group)s AND topic = given.topic AND partition = given.partition
+          AND token = given.token
+        LIMIT 1
+    ) AS ours
+)
+UPDATE seekpoint.partition_trouble AS t
+SET attempts = t.attempts - CASE WHEN t.attempt_running THEN 1 ELSE 0 END,
+    attempt_running = false,
+    suspect_part_end = CASE WHEN NOT t.suspect_running THEN t.suspect_part_end END,
+    suspect_running = false
+FROM released
+WHERE t.consumer_group = released.consumer_group AND t.topic = released.topic AND t.partition = released.partition
+  AND (t.attempt_running OR t.suspect_running);

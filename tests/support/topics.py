@@ -13,8 +13,6 @@ from confluent_kafka.cimpl import NewTopic
 from support.waiting import until
 
 _DELETED_AT_ONCE = 25  # one request for so many topics costs the broker as much as one for two
-# With more than one request in flight, what a leader that is new refuses comes after what was sent behind it.
-_IN_ORDER = {"linger.ms": 1, "log_level": 0, "max.in.flight.requests.per.connection": 1}
 
 
 class SharedBroker:
@@ -23,7 +21,7 @@ class SharedBroker:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-        self._producer = Producer({"bootstrap.servers": bootstrap, **_IN_ORDER})
+        self._producer = new_producer(bootstrap)
         self._produced = set[str]()
         self._unused = set[str]()  # a request that has a name twice can end the process, in librdkafka
         self._deletions: list[Future[None]] = []
@@ -31,7 +29,7 @@ class SharedBroker:
     def producer(self, topic: str) -> Producer:
         """A client to produce with: a new one where the topic may have been created again since the last call."""
         if topic in self._produced:
-            return Producer({"bootstrap.servers": self.bootstrap, **_IN_ORDER})
+            return new_producer(self.bootstrap)
         self._produced.add(topic)
         return self._producer
 
@@ -64,8 +62,10 @@ def shared_broker(bootstrap: str) -> Iterator[SharedBroker]:
 
 
 def new_producer(bootstrap: str) -> Producer:
-    """A client of a broker that a test has for itself."""
-    return Producer({"bootstrap.servers": bootstrap, **_IN_ORDER})
+    """A client to produce with, whose records are stored in the order in which they are given."""
+    # With more than one request in flight, what a new leader refuses is stored after records that were sent later.
+    order = {"max.in.flight.requests.per.connection": 1}
+    return Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0, **order})
 
 
 def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping[str, str]) -> None:

@@ -36,7 +36,7 @@ from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run, Runs
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT
 from seekpoint.jobs.run_progress import progress_of
-from seekpoint.ledger.tables import BATCHES
+from seekpoint.ledger.tables import BATCHES, PUBLISHING
 
 app = typer.Typer(
     help="Tables rebuilt from the log: run, resume, status, abort, sweep.",
@@ -270,7 +270,7 @@ def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
     if id is not None:
         run = runs.get(id)
     else:
-        found = [one for one in runs.list() if one.is_open and one.strategy not in {*BATCHES, "verify"}]
+        found = [one for one in runs.list() if one.is_open and one.strategy in PUBLISHING]
         if len(found) != 1:
             listed = "; ".join(f"{one.id} ({one.state}, {', '.join(one.tables)})" for one in found) or "none"
             raise ConfigError(f"name the run that is to be resumed by its id; open are: {listed}")
@@ -286,7 +286,7 @@ def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
 def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str) -> Driver:
     if resume is None:
         return reload.open(strategy=strategy, reason=reason)
-    if (found := reload.runs.get(resume)).strategy in {*BATCHES, "verify"}:
+    if (found := reload.runs.get(resume)).strategy not in PUBLISHING:
         others = f"resume it by `{shown.resume(found)}`" if found.strategy in BATCHES else "run verify again"
         raise ConfigError(f"{resume} is a {found.strategy}, and no reload: {others}")
     return reload.take_over(resume)

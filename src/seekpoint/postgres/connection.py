@@ -63,20 +63,21 @@ def lent_driver(driver: psycopg.Connection[Any], misuse: Misuse) -> Any:
 _lent: WeakKeyDictionary[psycopg.Connection[Any], Any] = WeakKeyDictionary()  # as a handler has it that runs now
 
 
-class _LentCursor(psycopg.Cursor[Any]):
-    """A cursor whose connection is the one that a handler was lent."""
+class _OfLent:
+    """In front of a class of cursors: their connection is the one that a handler was lent."""
 
     @property
     def connection(self) -> Any:
-        return _lent.get(super().connection, super().connection)
+        driver = super().connection  # type: ignore[misc]
+        return _lent.get(driver, driver)
 
 
-class _LentServerCursor(psycopg.ServerCursor[Any]):
-    """As :class:`_LentCursor`, for a cursor with a name."""
+class _LentCursor(_OfLent, psycopg.Cursor[Any]):
+    """As the driver's own cursor."""
 
-    @property
-    def connection(self) -> Any:
-        return _lent.get(super().connection, super().connection)
+
+class _LentServerCursor(_OfLent, psycopg.ServerCursor[Any]):
+    """As the driver's own cursor with a name."""
 
 
 def lend_cursors(driver: psycopg.Connection[Any]) -> None:

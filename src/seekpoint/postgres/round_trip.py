@@ -105,18 +105,20 @@ def commit(driver: psycopg.Connection[Any], *following: Statement) -> list[PGres
     """
     if driver.pgconn.transaction_status == TransactionStatus.IDLE and not following:
         return []
-    failure: StatementFailed | None = None
     try:
         results = round_trip(driver, [_COMMIT, *following]) if following else [_alone(driver, _COMMIT)]
     except StatementFailed as failed:
         if failed.number == 0:
             raise failed.error from None
-        failure, results = failed, [*failed.results]
-    if results[0].command_status != b"COMMIT":
-        raise InFailedSqlTransaction(f"COMMIT was answered with {(results[0].command_status or b'').decode()}")
-    if failure is not None:
-        raise failure
+        _require_committed(failed.results[0])
+        raise
+    _require_committed(results[0])
     return results[1:]
+
+
+def _require_committed(result: PGresult) -> None:
+    if result.command_status != b"COMMIT":
+        raise InFailedSqlTransaction(f"COMMIT was answered with {(result.command_status or b'').decode()}")
 
 
 def _alone(driver: psycopg.Connection[Any], statement: Statement) -> PGresult:

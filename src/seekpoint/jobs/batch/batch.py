@@ -173,10 +173,12 @@ class BatchJob:
         if not accept_repeats:
             require_no_repeats(self.pipeline, at.topic)
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
-        range_, options = (at, from_offset, to_offset), {"actor": self.actor, "reason": reason}
         with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
             check(tx.connection, self.schema)
-            run = open_range(tx, self.source, brokers, range_, uuid4(), restart=restart, **options)
+            run = open_range(
+                tx, self.source, brokers, (at, from_offset, to_offset), uuid4(), restart=restart, actor=self.actor,
+                reason=reason,
+            )  # fmt: skip
         return self.take_over(run)
 
     def take_over(self, run: UUID, *, pause: bool = False) -> BatchDone:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.backoff import TRIES, retried
 from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
-from seekpoint.jobs.batch.reprocess import dead_letters_of, keep_dead_letters, lock_range
+from seekpoint.jobs.batch.reprocess import dead_letters_of, keep_run_dead_letters, lock_range
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
 from seekpoint.jobs.run import Driver, Step, Tx, let_go
 from seekpoint.jobs.staging.consolidate import coverage
@@ -58,7 +58,7 @@ def _attempt(driver: Driver, source: PipelineSource, claims: Claims) -> None:
         if driver.run.strategy == "reprocess":
             lock_range(tx, scope, source.pipeline)
             _write(tx, driver, source)
-            keep_dead_letters(tx)
+            keep_run_dead_letters(tx)
         else:
             transaction = _hold(tx, scope, driver, source.pipeline, claims)
             _write(tx, driver, source)

@@ -134,7 +134,7 @@ def lock_range(tx: Step, scope: GroupConnection, pipeline: Pipeline) -> None:
         raise BatchRefused([f"{at} was reset, or is of another topic, since the range was staged: run another one"])
 
 
-def keep_dead_letters(tx: Step) -> None:
+def keep_run_dead_letters(tx: Step) -> None:
     """Store what could not be applied, whole: it is the run's, because the group's position is past it."""
     columns = [column.name for column in reprocess_dead_letter.c if column.name not in {"run", "dead_lettered_at"}]
     execute(

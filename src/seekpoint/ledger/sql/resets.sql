@@ -23,7 +23,7 @@ SELECT set_config('statement_timeout', %(timeout)s, true);
 SELECT o.*
 FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
 CROSS JOIN LATERAL (
-    SELECT topic, partition, topic_id, next_offset, leader_epoch
+    SELECT topic, partition, topic_id, next_offset
     FROM seekpoint.partition_offset
     WHERE consumer_group = %(group)s AND topic = asked.topic AND partition = asked.partition
     FOR NO KEY UPDATE

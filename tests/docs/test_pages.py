@@ -4,8 +4,7 @@ Every page has an empty database. Its Python blocks share one namespace, which b
 
 - ``url`` and ``engine``: that database (without the ledger's tables, until the page makes them);
 - ``brokers``: the ``bootstrap.servers`` of the shared broker, where the page uses it;
-- ``make_topic(name, partitions)`` and ``produce(topic, values)``: topics of fixed names, so a page whose topic another
-  page has at that moment waits for its end;
+- ``make_topic(name, partitions)`` and ``produce(topic, values)``: no two pages make topics of one name;
 - ``wait_until(query, answer)``: until the query answers that, or the page fails.
 
 SQL blocks run on the same database. The pages in ``TYPED``, whose commands run too, have a test of their own
@@ -15,12 +14,12 @@ SQL blocks run on the same database. The pages in ``TYPED``, whose commands run 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 from sqlalchemy import Engine, create_engine, text
 from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
@@ -74,23 +73,9 @@ def kafka(request: pytest.FixtureRequest) -> dict[str, Any]:
     brokers, topic = request.getfixturevalue("seekpoint_broker"), request.getfixturevalue("topic")
     return {
         "brokers": brokers,
-        "make_topic": lambda name, partitions: _when_free(lambda: topic(partitions, name=name)),
+        "make_topic": lambda name, partitions: topic(partitions, name=name),
         "produce": request.getfixturevalue("produce"),
     }
-
-
-def _when_free(make: Callable[[], str]) -> str:
-    """Make a topic; while another page has one of that name, wait until it is gone."""
-
-    def made() -> str | None:
-        try:
-            return make()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
-            return None
-
-    return str(until(made, "the end of another page's topic", 2 * SECONDS))
 
 
 class Reader:
@@ -127,3 +112,8 @@ def test_the_blocks_of_a_page_run(page: Path, engine: Engine, request: pytest.Fi
     if re.search(r"\b(brokers|make_topic|produce)\b", read(page)):
         given |= request.getfixturevalue("kafka")
     Reader(page, engine).read(given)
+
+
+def test_no_two_pages_make_a_topic_of_one_name() -> None:
+    names = Counter(name for page in PAGES for name in re.findall(r'\bmake_topic\("([^"]+)"', read(page)))
+    assert [name for name, pages in names.items() if pages > 1] == []

@@ -84,7 +84,7 @@ class Unit:
             for n in range(start, end)
         ]
         chunk = Chunk(records, {self._at: Read(claim, start, end, 1, 1_700_000_000_000)})
-        self._committer.commit(OpenBatch(Buffer(chunk, lambda: None, lambda _: Answer(), self._limits)))
+        self._committer.commit(OpenBatch(Buffer(chunk, lambda: None, lambda *_: Answer(), self._limits)))
         assert self._held.claims[self._at].next_offset == end, "the records were not committed"
 
     def close(self) -> None:

@@ -288,7 +288,6 @@ def test_i4_a_topic_recreated_while_the_worker_is_down_is_not_read_on(scene: Sce
     assert scene.book.written(name) == stored + new
 
 
-@pytest.mark.usefixtures("topic_id_way")
 def test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back(scene: Scene) -> None:
     """I4: the id is asked for after the last read, before COMMIT."""
     name = scene.topic()
@@ -365,7 +364,7 @@ def lagging(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     topics: set[str] = set()
     result = Answer.result
     monkeypatch.setattr(
-        Answer, "result", lambda self: result(self) | {topic: None for topic in self._topics if topic in topics}
+        Answer, "result", lambda self: result(self) | {topic: None for topic in self.topics if topic in topics}
     )
     return topics
 
@@ -401,7 +400,6 @@ def test_i4_while_a_topic_is_unknown_only_the_others_commit(scene: Scene, laggin
     scene.book.assert_holds(other, kept)
 
 
-@pytest.mark.usefixtures("topic_id_way")
 def test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits(scene: Scene) -> None:
     """I4: between deletion and creation the topic is unknown, and that is not the id that was claimed."""
     name = scene.topic()

@@ -15,7 +15,6 @@ from sqlalchemy import URL, Engine, create_engine
 
 from seekpoint import schema
 from seekpoint.backoff import Backoff
-from seekpoint.kafka import librdkafka
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import Terminal
@@ -51,15 +50,6 @@ def way(request: pytest.FixtureRequest) -> Way:
         return {"kafka": PROTOCOLS[request.param]}
 
     return options
-
-
-@pytest.fixture(params=["librdkafka", "client"])
-def topic_id_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Topic ids are asked for by librdkafka's own call, or through the Python client."""
-    if request.param == "librdkafka" and not librdkafka.is_known():
-        pytest.skip("this build of confluent-kafka is asked through the Python client")
-    monkeypatch.setattr(librdkafka, "is_known", lambda: request.param == "librdkafka")
-    return str(request.param)
 
 
 @pytest.fixture

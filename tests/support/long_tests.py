@@ -24,7 +24,7 @@ import pytest
 LEAST_SECONDS = 0.5  # a quarter of what a test without a reason should take: another machine may be that much faster
 STARTED_AHEAD = frozenset({"idle_brokers", "idle_databases", "idle_postgres", "proxied_broker"})
 """Fixtures of servers that one test has for itself, and whose start another one may have paid for."""
-SURROUNDINGS = frozenset({"protocol", "road", "strategy", "topic_id_way", "way"})
+SURROUNDINGS = frozenset({"protocol", "road", "strategy", "way"})
 """Names of the parameters under each of whose values a test attacks the same promise."""
 _BARE = "bare long"
 

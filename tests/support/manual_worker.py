@@ -80,8 +80,8 @@ class Bench:
         until(read, f"{count} records")
         chunk = self.held.accept_messages(messages)
         assert len(chunk) == count
-        records = Chunk([raw_record(message) for message in chunk], chunk.reads)
-        return OpenBatch(Buffer(records, lambda: None, self.held.identity.ask, Limits()))
+        records = Chunk([raw_record(message) for message in chunk], chunk.reads, read_by=chunk.read_by)
+        return OpenBatch(Buffer(records, lambda: None, self.held.topic_ids, Limits()))
 
     def commit(self, batch: OpenBatch) -> None:
         self._committer.commit(batch)

@@ -68,7 +68,7 @@ def opened(records: Sequence[RawRecord]) -> OpenBatch:
     for one in records:
         at = Partition(one.topic, one.partition)
         reads[at] = Read(Claim(at, uuid4(), 1, 0, None, uuid4()), 0, one.offset + 1)
-    return OpenBatch(Buffer(Chunk(records, reads), lambda: None, lambda _: Answer(), Limits()))
+    return OpenBatch(Buffer(Chunk(records, reads), lambda: None, lambda *_: Answer(), Limits()))
 
 
 def records_of(count: int, partitions: int = 1) -> list[RawRecord]:

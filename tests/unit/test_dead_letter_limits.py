@@ -41,7 +41,7 @@ class Source:
                     )
                 if kind == "h":
                     asides.append(NewDeadLetter(record, BLOCKED_BY_KEY, State.BLOCKED))
-        batch = OpenBatch(Buffer(Chunk(records, reads), lambda: None, lambda _: Answer(), Limits()))
+        batch = OpenBatch(Buffer(Chunk(records, reads), lambda: None, lambda *_: Answer(), Limits()))
         for aside in asides:
             batch.outcome.add_dead_letter(aside)
         applied = len(records) - len(asides)

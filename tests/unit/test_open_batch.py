@@ -47,11 +47,13 @@ class Source:
     def __init__(self, *chunks: Chunk[RawRecord] | None) -> None:
         self.left = list(chunks)
         self.asked: list[set[str]] = []
+        self.read_by: list[float] = []
 
     def draw(self) -> Chunk[RawRecord] | None:
         return self.left.pop(0) if self.left else None
 
-    def ask(self, topics: set[str]) -> Answer:
+    def ask(self, read_by: float, topics: set[str]) -> Answer:
+        self.read_by.append(read_by)
         self.asked.append(topics)
         return Answer()
 
@@ -335,7 +337,7 @@ def test_whatever_happens_the_offsets_cover_exactly_the_records(steps: Steps) ->
     """I3 and I4 as a property: each moved span holds all its records, and no record lies outside of a span."""
     read_positions = {A: 0, B: 0}
     queue: list[Chunk[RawRecord]] = []
-    batch = OpenBatch(Buffer(chunk((A, 0, 1)), lambda: queue.pop(0) if queue else None, lambda _: Answer(), Limits()))
+    batch = OpenBatch(Buffer(chunk((A, 0, 1)), lambda: queue.pop(0) if queue else None, lambda *_: Answer(), Limits()))
     read_positions[A] = 1
     reading = batch.chunks()
     next(reading)
@@ -377,7 +379,7 @@ def test_a_closed_batch_goes_with_its_last_user_and_waits_for_no_collector() -> 
         def draw() -> None:
             assert buffer.room
 
-        buffer = Buffer(chunk((A, 0, 1)), draw, lambda _: Answer(), Limits())
+        buffer = Buffer(chunk((A, 0, 1)), draw, lambda *_: Answer(), Limits())
         assert len(list(buffer.chunks())) == 1
         return weakref.ref(buffer)
 
@@ -395,7 +397,8 @@ MUCH = 1 << 20  # bytes
 
 def test_a_small_batch_asks_for_the_topics_ids_after_its_last_read() -> None:
     """I4: what is read after the question may be of another topic; a closed batch draws nothing more."""
-    batch, source = opened(chunk((A, 0, 2)), chunk((B, 0, 1)), None, chunk((A, 2, 3)))
+    first, last = chunk((A, 0, 2)), chunk((B, 0, 1))
+    batch, source = opened(first, last, None, chunk((A, 2, 3)))
     drawn: list[int] = []
     draw = batch.buffer._draw
 
@@ -407,6 +410,8 @@ def test_a_small_batch_asks_for_the_topics_ids_after_its_last_read() -> None:
     batch.buffer._draw = count
     assert batch.closes_within(5, MUCH)
     assert source.asked == [{"a", "b"}]
+    assert source.read_by == [last.read_by]
+    assert last.read_by > first.read_by
     assert len(drawn) == 2
     assert [len(records) for records in batch.chunks()] == [2, 1]
     assert len(source.left) == 1

@@ -128,7 +128,7 @@ class Ahead:
     def keep_others(self, new: Chunk[Any], held: Any, *, is_full: bool) -> Chunk[Any]:
         return new
 
-    def take_kept(self, most: int) -> Any:
+    def take_kept(self, most: int | None = None) -> Any:
         return self.kept.first
 
 
@@ -178,6 +178,16 @@ def test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch() -> None:
     assignment.kept.first = Chunk(list(range(5)), reads)
     assert made.read(4, 0, held) is None
     assert made.read(5, 0, held) is assignment.kept.first
+
+
+@pytest.mark.parametrize(("most", "asked"), [(1, True), (49, True), (50, False)])
+def test_between_small_batches_the_client_is_asked_though_records_are_kept(most: int, asked: bool) -> None:
+    """Rebalances run when it is: fifty transactions of a slow handler would delay them fiftyfold."""
+    assignment = Ahead()
+    made = ahead(assignment, threading.Event())
+    assignment.kept.first = Chunk(list(range(60)), {})
+    assert made.read(most, 0.2) is assignment.kept.first
+    assert (assignment.reads == 2) is asked
 
 
 def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,13 @@
-"""Ids of the topics and of the cluster, asked for each time and never cached (I4).
+"""Ids of the topics and of the cluster, never taken from before the read that they are to prove (I4).
 
 A topic that was deleted and created again is read at the old offset without an error under every protocol; only
-its id differs. An id is never used twice, so asking between the last read and COMMIT proves that everything in the
-batch was read under that id.
+its id differs. An id is never used twice, so an answer to a question that was sent after a read proves that everything
+up to that read was read under that id.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any, TypeVar
@@ -16,7 +17,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from seekpoint.errors import ConfigError, KafkaUnavailable
-from seekpoint.kafka import librdkafka
 from seekpoint.kafka.questions import (
     GRACE,
     AskingClient,
@@ -49,10 +49,15 @@ class KafkaRefused(KafkaUnavailable):
 
 
 class Answer:
-    """A request for the ids of topics that was sent; ``result()`` waits for the answer. By default, of no topics."""
+    """A request for the ids of topics that was sent; ``result()`` waits for the answer. By default, of no topics.
 
-    def __init__(self, topics: Collection[str] = (), question: Question[Described] | None = None) -> None:
-        self._topics, self._question = topics, question
+    ``asked_at`` is a moment (of ``time.monotonic``) before it was sent.
+    """
+
+    def __init__(
+        self, topics: Collection[str] = (), question: Question[Described] | None = None, asked_at: float = -math.inf
+    ) -> None:
+        self.topics, self.asked_at, self._question = frozenset(topics), asked_at, question
 
     def result(self) -> dict[str, UUID | None]:
         """The id of each topic, None for one that the broker asked does not know. Raises KafkaUnavailable.
@@ -60,7 +65,7 @@ class Answer:
         None is a retriable answer: a broker that has just started, or whose metadata lags, gives it for a topic that
         exists.
         """
-        return {} if self._question is None else _existing(self._topics, self._question)
+        return {} if self._question is None else _existing(sorted(self.topics), self._question)
 
     def known(self) -> dict[str, UUID | None]:
         """As ``result()``, for decisions that are final: raises KafkaUnavailable also for an id not known yet."""
@@ -98,6 +103,7 @@ class Identity:
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._why = _Reason()
         self._questions = Questions(config, self._why.note)
+        self._last = Answer()  # that was asked for by ask_after()
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
 
@@ -135,15 +141,22 @@ class Identity:
 
     def ask(self, topics: Collection[str]) -> Answer:
         """Send the question for the topics' ids; do something else until the answer is needed (about 1 ms)."""
-        names = sorted(topics)
+        names, asked_at = sorted(topics), monotonic()
 
         def send(client: AskingClient, timeout: float) -> Wait[Described]:
-            if client.handle is not None:
-                return client.handle.ask(names, timeout).wait
             described = _describe(client, names, timeout)
             return lambda seconds: {topic: _topic_id(answer) for topic, answer in described(seconds).items()}
 
-        return Answer(names, self.question(send))
+        return Answer(names, self.question(send), asked_at)
+
+    def ask_after(self, read_by: float, topics: Collection[str]) -> Answer:
+        """An answer that was asked for after this moment, when records of these topics had been read.
+
+        The last one where it was, which costs nothing; else a new one.
+        """
+        if self._last.asked_at <= read_by or not self._last.topics.issuperset(topics):
+            self._last = self.ask(topics)
+        return self._last
 
     def cluster_id(self) -> str:
         """The id of the cluster. Raises KafkaUnavailable."""
@@ -188,7 +201,8 @@ def _topic_id(answer: Any) -> Any:
     """The id in a topic's description; an error as it is."""
     if isinstance(answer, KafkaException | TimeoutError):
         return answer
-    return librdkafka.uuid_of(answer.topic_id.get_most_significant_bits(), answer.topic_id.get_least_significant_bits())
+    high, low = answer.topic_id.get_most_significant_bits(), answer.topic_id.get_least_significant_bits()  # signed
+    return UUID(int=(high % 2**64 << 64) | low % 2**64)
 
 
 def _existing(topics: Collection[str], question: Question[Described]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from seekpoint.kafka import librdkafka
 from seekpoint.kafka.config import make_admin
 
 K = TypeVar("K")
@@ -86,12 +85,11 @@ def _is_loading(error: KafkaException | TimeoutError) -> bool:
 
 
 class AskingClient:
-    """One admin client, with librdkafka's handle of it where this build has one, and whether a broker answered it."""
+    """One admin client, and whether a broker answered it."""
 
     def __init__(self, config: Mapping[str, Any], on_error: Callable[[KafkaError], None]) -> None:
         callbacks: Mapping[str, Any] = {"error_cb": on_error}
         self.admin = make_admin(config, **callbacks)
-        self.handle = librdkafka.handle_of(self.admin)
         self.is_connected = False
 
 

@@ -232,7 +232,7 @@ def _lazy(records: list[RawRecord]) -> LazyRecords:
     )
 
 
-def _known(_topics: set[str]) -> Answer:
+def _known(_read_by: float, _topics: set[str]) -> Answer:
     """No broker is asked: the topics are the ones that were claimed."""
     return Answer()
 

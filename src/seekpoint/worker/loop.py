@@ -316,7 +316,7 @@ class Loop:
         if (chunk := self._reader.read(self._size.records, 0 if has_tried else POLL)) is None:
             self._took = 0.0
             return
-        buffer = Buffer(chunk, lambda: self._draw(buffer), self._assignment.identity.ask, self._size.limits)
+        buffer = Buffer(chunk, lambda: self._draw(buffer), self._assignment.topic_ids, self._size.limits)
         began = monotonic()
         with self._heartbeat:
             self._committer.commit(OpenBatch(buffer))

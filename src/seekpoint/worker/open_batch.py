@@ -31,7 +31,7 @@ from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 
 Draw = Callable[[], Chunk[RawRecord] | None]
-Ask = Callable[[set[str]], Answer]
+Ask = Callable[[float, set[str]], Answer]  # about topics, of which records were read until that moment
 Place = tuple[Partition, int]  # a record's partition and offset
 DeadKeys = Mapping[tuple[Partition, bytes], int]  # the offset of the first open dead letter of each key
 
@@ -60,6 +60,7 @@ class Buffer:
         self._kept: list[Sequence[RawRecord]] = []
         self._closes_at = clock() + limits.batch_age
         self._bytes = self._records = 0
+        self._read_by = first.read_by
         self.unreadable: dict[Place, Exception] = {}  # what the client could not read whole
         self.reads: dict[Partition, Read] = {}
         self.closed = False  # nothing more will be drawn
@@ -73,6 +74,7 @@ class Buffer:
             self.unreadable[Partition(record.topic, record.partition), record.offset] = error
         records = chunk.messages
         self._kept.append(records)
+        self._read_by = max(self._read_by, chunk.read_by)
         self._records += len(records)
         self._bytes += size_of(records)
 
@@ -123,15 +125,19 @@ class Buffer:
             self.reads.pop(partition, None)
 
     def close(self) -> None:
-        """Draw nothing more. The topics' ids are asked for now: after the last read, before COMMIT."""
+        """Draw nothing more. The answer about the topics' ids is one that was asked for after the last read."""
         if not self.closed:
             self.closed = True
-            self.ask_again()
+            self.topic_ids = self._ask(self._read_by, self._topics)
         self._draw = _nothing  # the one given knows this buffer: its records would wait for the collector of cycles
 
     def ask_again(self) -> None:
-        """Ask for the topics' ids; the answer is awaited before COMMIT."""
-        self.topic_ids = self._ask({p.topic for p in self.reads})
+        """Ask for the topics' ids again: there was no answer."""
+        self.topic_ids = self._ask(monotonic(), self._topics)
+
+    @property
+    def _topics(self) -> set[str]:
+        return {p.topic for p in self.reads}
 
     @property
     def records(self) -> int:

@@ -15,6 +15,8 @@ from seekpoint.worker.assignment import Chunk, WorkerAssignment
 from seekpoint.worker.open_batch import CHUNK
 from seekpoint.worker.waiting import Stopwatch
 
+AHEAD = 50  # records that are read at once, at least: one answer about their topics serves all their transactions
+
 
 class Reader:
     """Reads chunks of due records from the scheduler, and of new ones from the client.
@@ -47,7 +49,7 @@ class Reader:
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
-        if len(self._assignment.partitions.kept):
+        if held is not None and len(self._assignment.partitions.kept):
             return self._kept(most, held)
         room, due, scheduler = min(CHUNK, most), None, self._assignment.scheduler
         if scheduler:
@@ -56,14 +58,35 @@ class Reader:
             due = scheduler.due(room // 2 + self._due_first, held)
             room -= len(due)
             wait = 0 if len(due) else scheduler.wait(wait)
-        messages = self._assignment.client.read(room, wait) if room else []
-        self._has_more = len(messages) >= room
-        new = self._readable(self._assignment.accept_messages(messages))
-        if held is not None:
-            new = self._assignment.keep_others(new, held, is_full=self._has_more)
-        if not len(new):
+        new = self._new(room, wait, held) if room else None
+        if new is None or not len(new):
             return due if due is not None and len(due) else None
         return new if due is None or not len(due) else due.and_then(new)
+
+    def _new(self, most: int, wait: float, held: frozenset[Partition] | None) -> Chunk[RawRecord]:
+        """Up to ``most`` new records. For small batches more are read at once, and kept.
+
+        While some are kept for small batches, the client is asked all the same: this is when rebalances run.
+        """
+        partitions = self._assignment.partitions
+        if held is not None:
+            new = self._read(most, wait)
+            return self._assignment.keep_others(new, held, is_full=self._has_more)
+        enough = max(most, min(AHEAD, CHUNK))
+        if not len(partitions.kept):
+            new = self._read(enough, wait)
+            if len(new) <= most:
+                return new
+            partitions.keep(new)
+        elif enough > most and len(new := self._read(most, 0)):
+            partitions.keep(new)
+        return partitions.take_kept(most) if len(partitions.kept) else new
+
+    def _read(self, most: int, wait: float) -> Chunk[RawRecord]:
+        """What the client has, as far as it may be applied now."""
+        messages = self._assignment.client.read(most, wait)
+        self._has_more = len(messages) >= most
+        return self._readable(self._assignment.accept_messages(messages))
 
     def has_more(self) -> bool:
         """Whether reading ahead is likely to find something. Batches smaller than a chunk gain nothing by it."""
@@ -78,9 +101,7 @@ class Reader:
         if not self._may_read_ahead():
             return False
         try:
-            messages = self._assignment.client.read(CHUNK, 0)
-            self._has_more = len(messages) >= CHUNK
-            chunk = self._readable(self._assignment.accept_messages(messages))
+            chunk = self._read(CHUNK, 0)
         except Exception as error:  # noqa: BLE001 -- the transaction that waits is not at fault
             self._failed = error
             return False
@@ -104,19 +125,17 @@ class Reader:
         kept = assignment.partitions.kept
         return kept.records + CHUNK <= limits.batch_records and kept.bytes < limits.batch_bytes
 
-    def _kept(self, most: int, held: frozenset[Partition] | None) -> Chunk[RawRecord] | None:
-        """The first chunk that was kept, if it fits; of held partitions, where some are held."""
+    def _kept(self, most: int, held: frozenset[Partition]) -> Chunk[RawRecord] | None:
+        """The first chunk that was kept, if it fits, of held partitions."""
         kept = self._assignment.partitions.kept
         first = kept.first
         has_more = len(kept) > 1 or len(first) >= CHUNK
-        if held is not None and held.isdisjoint(first.reads):
+        if held.isdisjoint(first.reads):
             self._assignment.closed_by_another(is_full=has_more)
             return None
-        if len(first) > most and held is not None:
+        if len(first) > most:
             return None
-        chunk = self._assignment.partitions.take_kept(most)  # it may be of a time when batches were larger
-        if held is not None:
-            chunk = self._assignment.keep_others(chunk, held, is_full=has_more)
+        chunk = self._assignment.keep_others(self._assignment.partitions.take_kept(), held, is_full=has_more)
         return chunk if len(chunk) else None
 
     def _readable(self, new: Chunk[Any]) -> Chunk[RawRecord]:
@@ -127,4 +146,4 @@ class Reader:
         records, unreadable = lazy_records(list(new), next(iter(new.reads)) if len(new.reads) == 1 else None)
         for record, error in unreadable:
             self._assignment.active[Partition(record.topic, record.partition)].unreadable[record.offset] = error
-        return Chunk(records, new.reads, unreadable)
+        return Chunk(records, new.reads, unreadable, read_by=new.read_by)

@@ -87,7 +87,7 @@ class SingleAttempts:
 
     def _batch(self, chunk: Chunk[RawRecord], outcome: Outcome, **known: Any) -> OpenBatch:
         """A batch of this chunk and no more."""
-        buffer = Buffer(chunk, lambda: None, self._assignment.identity.ask, self._ledger.limits)
+        buffer = Buffer(chunk, lambda: None, self._assignment.topic_ids, self._ledger.limits)
         return OpenBatch(buffer, outcome, **known)
 
     def _is_recorded(self, record: Callable[[], object]) -> bool:

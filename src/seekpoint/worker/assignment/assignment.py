@@ -105,7 +105,9 @@ class Assignment:
         :meth:`resync`), TopicRecreated, KafkaUnavailable. Give the result to :meth:`accept` after COMMIT.
         """
         reads = chain(chunks)
-        answer = self._worker.identity.ask({p.topic for p in reads})
+        answer = self._worker.identity.ask_after(
+            max((chunk.read_by for chunk in chunks), default=0.0), {p.topic for p in reads}
+        )
         transaction = self._ledger.hold(tx, [Expected(r.claim, r.start) for r in reads.values()])
         if mismatches := self._worker.topic_id_mismatches(answer, reads):
             if stop := next(filter(None, mismatches.values()), None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Generic, TypeVar, overload
 
 from seekpoint.errors import ConfigError, Fenced
@@ -36,15 +37,21 @@ class Chunk(Sequence[T], Generic[T]):
     """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.accept_poll`.
 
     ``messages`` are all of them, in order; ``unreadable`` are those among them that the client could not read whole,
-    with what it said.
+    with what it said. ``read_by`` is a moment (of ``time.monotonic``) when all of them had been read.
     """
 
-    __slots__ = ("messages", "reads", "unreadable")
+    __slots__ = ("messages", "read_by", "reads", "unreadable")
 
     def __init__(
-        self, messages: Sequence[T], reads: dict[Partition, Read], unreadable: Sequence[tuple[T, Exception]] = ()
+        self,
+        messages: Sequence[T],
+        reads: dict[Partition, Read],
+        unreadable: Sequence[tuple[T, Exception]] = (),
+        *,
+        read_by: float | None = None,
     ) -> None:
         self.messages, self.reads, self.unreadable = messages, reads, unreadable
+        self.read_by = monotonic() if read_by is None else read_by
 
     def __len__(self) -> int:
         return len(self.messages)

@@ -21,6 +21,11 @@ class KeptChunks:
         return len(self._chunks)
 
     @property
+    def topics(self) -> set[str]:
+        """Of which there is something."""
+        return {partition.topic for chunk, _ in self._chunks for partition in chunk.reads}
+
+    @property
     def first(self) -> Chunk[RawRecord]:
         """The one that is taken next."""
         return self._chunks[0][0]
@@ -76,7 +81,7 @@ def part(chunk: Chunk[RawRecord], reads: Mapping[Partition, Read]) -> Chunk[RawR
         return chunk
     records = [one for one in chunk.messages if (one.topic, one.partition) in reads]
     unreadable = [(one, error) for one, error in chunk.unreadable if (one.topic, one.partition) in reads]
-    return Chunk(records, dict(reads), unreadable)
+    return Chunk(records, dict(reads), unreadable, read_by=chunk.read_by)
 
 
 def divided(chunk: Chunk[RawRecord], records: int) -> tuple[Chunk[RawRecord], Chunk[RawRecord]]:
@@ -92,4 +97,7 @@ def divided(chunk: Chunk[RawRecord], records: int) -> tuple[Chunk[RawRecord], Ch
     unreadable: tuple[list[Any], list[Any]] = [], []
     for record, error in chunk.unreadable:
         unreadable[(record.topic, record.partition, record.offset) not in places].append((record, error))
-    return Chunk(first, reads, unreadable[0]), Chunk(rest, after, unreadable[1])
+    return (
+        Chunk(first, reads, unreadable[0], read_by=chunk.read_by),
+        Chunk(rest, after, unreadable[1], read_by=chunk.read_by),
+    )

@@ -224,6 +224,13 @@ class WorkerAssignment:
         """After a refusal: ask the ledger what is true; returns the partitions whose batch must be dropped."""
         return self._reconciler.reconcile(starts)
 
+    def topic_ids(self, read_by: float, topics: Collection[str]) -> Answer:
+        """An answer about the ids of these topics, asked for after their records had been read, by ``read_by``.
+
+        It is about the topics of what was kept, too: it serves the transactions of these records as well.
+        """
+        return self.identity.ask_after(read_by, {*topics, *self.partitions.kept.topics})
+
     def topic_id_mismatches(
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:

@@ -85,17 +85,17 @@ def first_connection(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def apart(engine: Engine) -> Iterator[Engine]:
-    """An engine with the same settings and events, on connections of its own, which are closed at the block's end.
+    """An engine on connections of its own, made as the given one makes its own; they are closed at the block's end.
 
-    For threads that must take no connection of the pool which others need.
+    For threads that must take no connection of the pool which others need, and run no code of the application: the
+    pool's events are kept, and the engine's are not.
     """
-    pool = engine.pool.recreate()
-    made = engine.execution_options()  # an engine of its own, with the events of the given one
-    made.raw_connection = pool.connect  # type: ignore[method-assign]  # where SQLAlchemy takes a connection from
+    made = create_engine(engine.url, pool=engine.pool.recreate()).execution_options(**engine.get_execution_options())
+    event.listen(made, "engine_connect", _check_session)
     try:
         yield made
     finally:
-        pool.dispose()
+        made.dispose()
 
 
 def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:

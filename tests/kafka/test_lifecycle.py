@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import Any
@@ -25,6 +27,7 @@ from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.worker import loop
 from support.events import Gate, Recorder
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene
+from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 
@@ -112,6 +115,21 @@ def test_a_with_block_runs_the_worker_and_drains_it(scene: Scene) -> None:
     assert [type(e) for e in seen.events[-1:]] == [events.WorkerStopped]
     assert [row.owner for row in scene.ledger.read()] == [None]
     scene.book.assert_holds(name, stored)
+
+
+def test_a_worker_that_has_ended_is_kept_by_nothing(scene: Scene) -> None:
+    """A host that starts and stops workers has no more threads and connections for each: not even for the grace."""
+    worker = make(scene, scene.pipeline(scene.topic()))
+    with worker.running(grace=600):
+        pass
+    kept = weakref.ref(worker)
+    del worker
+
+    def is_gone() -> bool:
+        gc.collect()
+        return kept() is None
+
+    until(is_gone, "the end of everything that the worker had")
 
 
 @pytest.mark.pins("batch")

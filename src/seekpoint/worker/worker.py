@@ -96,7 +96,7 @@ class Worker:
         self._tracer = _checked_tracer(tracing)
         if tracing is not None:
             self._announce.add(tracing)
-        self._stopping = threading.Event()
+        self._stopping, self._ended = threading.Event(), threading.Event()
         self._begun = threading.Lock()
         self._loop: Loop | None = None
 
@@ -158,12 +158,12 @@ class Worker:
         """
         self._stopping.set()
         if grace is not None:
-            timer = threading.Timer(_seconds("grace", grace), self._give_up, [grace])
-            timer.daemon = True
-            timer.start()
+            waits = threading.Thread(target=self._give_up_after, args=[_seconds("grace", grace)], daemon=True)
+            waits.name = "seekpoint-grace"
+            waits.start()
 
-    def _give_up(self, grace: float) -> None:
-        if self._loop is not None:
+    def _give_up_after(self, grace: float) -> None:
+        if not self._ended.wait(grace) and self._loop is not None:
             self._loop.give_up(grace)
 
     def run(self) -> None:
@@ -212,6 +212,7 @@ class Worker:
         try:
             loop.run()
         finally:
+            self._ended.set()
             if self._own_engine:  # made from a URL: no other code closes its connections
                 self._ledger.engine.dispose()
 

@@ -241,6 +241,7 @@ def test_an_unknown_topic(place: Place, lines: None) -> None:
     )
 
 
+@pytest.mark.long
 def test_brokers_that_do_not_answer(place: Place, lines: None) -> None:
     module = place.module(
         TO_TABLE,
@@ -424,6 +425,7 @@ threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # the wait 
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_wait_for_the_first_answer(place: Place, lines: None) -> None:
     module = place.module("import signal, threading", TO_TABLE, given=ALARM)
     process = place.start("run", f"{module}:pipe", *place.options(broker="127.0.0.1:1"))
@@ -545,6 +547,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
     )
 
 
+@pytest.mark.long
 def test_without_another_extra_only_its_commands_are_missing() -> None:
     code = "import sys; sys.modules['psutil'] = None; from seekpoint.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "dev"], capture_output=True, text=True, check=False)

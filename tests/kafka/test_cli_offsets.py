@@ -462,6 +462,7 @@ def test_wrong_usage_exits_with_2(scene: Scene, stopped: str) -> None:
     check_each(WRONG_USAGE, check)
 
 
+@pytest.mark.long
 def test_without_brokers_what_needs_none_is_planned(
     scene: Scene, stopped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_partitions_are_sorted_by_what_is_worst(scene: Scene) -> None:
         assert [line["partition"] for line in lines] == order, by
 
 
+@pytest.mark.long
 def test_watch_shows_it_again_until_it_is_interrupted(scene: Scene, sampled: str) -> None:
     command = [sys.executable, "-m", "seekpoint.cli.main", "status", scene.group, *where(scene), "--watch", "0.2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

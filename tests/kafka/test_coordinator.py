@@ -20,9 +20,10 @@ def new_broker() -> Iterator[KafkaServer]:
         yield broker
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "question",
-    ["write", pytest.param("read", marks=pytest.mark.long), pytest.param("members", marks=pytest.mark.long)],
+    ["write", "read", "members"],
 )
 def test_a_coordinator_that_loads_its_log_is_waited_for(
     new_broker: KafkaServer, topic: Callable[..., str], question: str

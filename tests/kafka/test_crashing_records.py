@@ -84,6 +84,7 @@ def test_a_crashing_record_at_the_head_and_one_next_to_it(scene: Scene) -> None:
     scene.book.assert_holds(name, [stored[2], stored[3], stored[5]])
 
 
+@pytest.mark.long
 def test_an_idle_partition_and_a_busy_one_beside_a_crashing_record_lose_nothing(scene: Scene) -> None:
     name = scene.topic(3)
     stored = scene.produce(name, ["ok"] * 5 + ["exit"] + ["ok"] * 5, partition=0)
@@ -194,6 +195,7 @@ def test_an_error_of_the_database_in_the_middle_of_an_attempt_is_no_crash(scene:
     assert not dead(scene)
 
 
+@pytest.mark.long
 def test_a_worker_that_backs_off_was_not_killed_though_another_takes_over_meanwhile(scene: Scene) -> None:
     name, stored = scene.log(3)
     tries: list[list[int]] = []
@@ -249,6 +251,7 @@ def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: S
 # -- how much is tried carefully, and for how long ----------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> None:
     """Counted, not timed: a range of 1,000 is tried in parts of 10, and what comes after it in whole batches."""
     name, stored = scene.log(6000)
@@ -343,6 +346,7 @@ def test_a_refused_claim_leaves_other_suspect_ranges_alone(scene: Scene, monkeyp
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal_in_its_middle(scene: Scene) -> None:
     """The database is set back by a failover while a record is tried: the rest is not tried in large parts."""
     name, stored = scene.log(3000)

@@ -106,6 +106,7 @@ def test_a_batch_passes_the_same_check(
     assert (tables.rows("one"), tables.rows("two")) == ([0, 1], [2])
 
 
+@pytest.mark.long
 def test_what_a_handler_writes_is_compared_under_the_engines_schemas(tables: Tables, run_worker: Workers) -> None:
     """One declaration under two schema_translate_maps writes two tenants' tables."""
 

@@ -162,6 +162,7 @@ def test_a_rebalance_neither_loses_nor_hastens_what_waits(scene: Scene, protocol
     assert second.seen.all(events.Committed), "the second one has taken some over"
 
 
+@pytest.mark.long
 @pytest.mark.pins("batch")
 @pytest.mark.parametrize("bound", ["records", "bytes"])
 def test_a_full_backlog_is_bounded_and_read_once(scene: Scene, protocol: Protocol, bound: str, clock: Clock) -> None:
@@ -221,6 +222,7 @@ def test_a_full_backlog_stays_paused_through_other_activations(scene: Scene, pro
     assert scene.book.written(name)[25:] == stored
 
 
+@pytest.mark.long
 def test_a_suspended_worker_forgets_what_waits_and_reads_it_again(scene: Scene, clock: Clock) -> None:
     name = scene.topic()
     stored = produce(scene, name, time.time(), 20)

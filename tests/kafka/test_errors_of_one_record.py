@@ -121,6 +121,7 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(scene: Scen
     scene.book.assert_holds(name, [*others, *stored])
 
 
+@pytest.mark.long
 @pytest.mark.repeats("value")
 @pytest.mark.parametrize("value", ["bad", "fail 1"])
 def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_records(scene: Scene, value: str) -> None:
@@ -178,6 +179,7 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_then_stops(scene: Sce
     scene.book.assert_holds(name, [*stored, *others])
 
 
+@pytest.mark.long
 @pytest.mark.repeats("outage")
 @pytest.mark.parametrize("outage", ["53100", "58030", "F0000", "25006"])
 def test_an_outage_of_the_server_is_no_single_record_attempt(scene: Scene, outage: str) -> None:

@@ -105,6 +105,7 @@ def test_an_own_loop_counts_every_record_once(scene: Scene, way: str, words: Any
     assert [row.owner for row in scene.ledger.read()] == [None] * 4
 
 
+@pytest.mark.long
 def test_an_own_loop_survives_faults_and_resets(scene: Scene, words: Any, in_schema: Any, seekpoint_dsn: str) -> None:
     name = scene.topic()
     with PostgresProxy.in_front_of(seekpoint_dsn) as proxy, looping(scene, name, in_schema(proxy.dsn), dict(QUICK)):

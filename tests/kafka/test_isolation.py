@@ -127,6 +127,7 @@ def error_is_wrapped(scene: Scene, tx: Connection) -> None:
         raise RuntimeError("the repository is away") from error
 
 
+@pytest.mark.long
 @pytest.mark.pins("batch")
 @pytest.mark.repeats("end")
 @pytest.mark.parametrize("end", [statement_runs, statement_comes_later, session_ends, error_is_wrapped])

@@ -159,6 +159,7 @@ def _wait_for_refusal(broker: str, at: TopicPartition) -> None:
         consumer.close()
 
 
+@pytest.mark.long
 def test_i4_the_stop_of_a_recreated_topic_does_not_come_back(scene: Scene, protocol: Protocol) -> None:
     """I4: the position of the earlier topic is past the end of the new one, and that of the decision is not."""
     for _ in range(ROUNDS):
@@ -479,6 +480,7 @@ def test_a_quiet_worker_is_healthy_again_when_its_broker_is_back(scene_on: Scene
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_frozen_broker_is_waited_for(scene_on: SceneOn, own_kafka: KafkaServer, protocol: Protocol) -> None:
     scene = scene_on(kafka=own_kafka)
     name = scene.topic()

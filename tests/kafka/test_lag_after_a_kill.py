@@ -45,6 +45,7 @@ def killed(scene: Scene) -> str:
     return name
 
 
+@pytest.mark.long
 def test_after_a_kill_each_tool_has_the_same_lag_in_time(scene: Scene, killed: str) -> None:
     """Console, status, its check and the exporter: the view alone says 0, and the records have come since."""
     samples = Samples()

@@ -243,6 +243,7 @@ def test_what_is_wrong_for_good_is_not_waited_for(  # noqa: PLR0917 -- fixtures
     assert says in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("away", ["brokers", "database"])
 def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene, away: str) -> None:
     kafka = {"bootstrap.servers": NOBODY, **QUICK} if away == "brokers" else QUICK
@@ -569,6 +570,7 @@ def raise_version(scene: Scene, name: str, *numbers: int) -> Ledger:
     return newer
 
 
+@pytest.mark.long
 def test_a_stop_while_paused_is_counted_as_no_crash(scene: Scene) -> None:
     """I5: a pause draws new tokens and keeps the owner: the owner still says that it leaves."""
     name = scene.topic(2)

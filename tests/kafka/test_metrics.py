@@ -149,6 +149,7 @@ def test_a_topic_that_was_created_again_has_no_lag(scene: Scene, sampled: str) -
     assert sampled
 
 
+@pytest.mark.long
 def test_brokers_that_are_away_leave_the_samples(scene: Scene, sampled: str, caplog: pytest.LogCaptureFixture) -> None:
     source = gauges(scene, brokers="127.0.0.1:1")
     for _ in range(2):

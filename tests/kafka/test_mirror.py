@@ -107,6 +107,7 @@ def test_kafkas_own_tool_shows_the_positions_of_running_workers(scene: Scene) ->
     assert {shown[group, Partition(plain, 0)] for group in groups.values()} == {Shown(4, 10, 6)}
 
 
+@pytest.mark.long
 def test_a_worker_that_has_drained_leaves_its_last_positions(scene: Scene) -> None:
     name, _ = scene.log(10, 2)
     worker = scene.worker(name, mirror=True, limits=Limits(idle_check=0.1))  # five seconds between two commits

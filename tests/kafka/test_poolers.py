@@ -233,6 +233,7 @@ def test_settings_of_other_clients_are_not_the_handlers(ground: Ground, apply: A
 # -- workers, and the ledger ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_workers_share_a_topic_through_moves_and_pauses(shop: Shop) -> None:
     records = [of(n % 50, n, n) for n in range(600)]
     workers = [shop.worker()]

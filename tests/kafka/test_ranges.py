@@ -198,6 +198,7 @@ def test_a_range_past_an_open_transaction_is_stuck(log: Log) -> None:
     assert log.read(name, 0, 9) == list(range(5))
 
 
+@pytest.mark.long
 def test_an_end_past_the_log_fails_soon_whatever_the_idle_limit(log: Log) -> None:
     name = log.filled(5)
     began = monotonic()
@@ -214,6 +215,7 @@ def test_an_end_that_is_reached_while_it_is_waited_for_is_no_error(log: Log) -> 
     assert seen + offsets(reading) == list(range(8))
 
 
+@pytest.mark.long
 def test_a_slow_reader_is_not_taken_for_a_quiet_broker(log: Log) -> None:
     name = log.filled(10)
     seen = []
@@ -290,6 +292,7 @@ def test_another_topic_of_that_name_is_refused_before_a_record_is_handed_out(log
         next(reading)
 
 
+@pytest.mark.long
 def test_a_topic_that_is_gone_is_a_loss(log: Log) -> None:
     name = log.filled(5)
     beyond = log.range(name, 0, 8)

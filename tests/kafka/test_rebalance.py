@@ -92,6 +92,7 @@ def test_a_member_frozen_past_its_session_is_fenced_when_it_wakes(scene: Scene, 
     scene.book.assert_holds(name, stream.stored)
 
 
+@pytest.mark.long
 def test_a_member_frozen_in_its_transaction_delays_its_successor_briefly(scene: Scene, protocol: Protocol) -> None:
     name = scene.topic(2)
     with scene.stream(name, 2) as stream:
@@ -172,6 +173,7 @@ def test_a_handler_longer_than_the_poll_interval_keeps_its_partitions(scene: Sce
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_handler_past_the_heartbeats_deadline_is_refused(scene: Scene, protocol: Protocol) -> None:
     name, stored = scene.log(3)
     gate = Gate(events.BatchOpened)  # before hold: there is no transaction yet that the server could end

@@ -115,6 +115,7 @@ def test_a_worker_that_drains_hands_its_request_to_the_next(
     assert requests.depot.applied() == [0, 3, 1, 2]
 
 
+@pytest.mark.long
 def test_a_partition_is_taken_while_its_dead_letter_is_replayed(requests: Requests) -> None:
     """The claim waits for the transaction, or ends it; a worker in a long handler is not taken for dead."""
     requests.depot.on_record = halt = Halt()
@@ -197,6 +198,7 @@ def test_a_pause_hands_the_request_back(requests: Requests) -> None:
     assert (done.state, done.replayed, done.refused) == ("done", 2, 0)
 
 
+@pytest.mark.long
 def test_records_are_applied_although_the_outcome_is_not_stored(requests: Requests) -> None:
     """One warning, also where the table is not to be had for longer."""
 

@@ -95,6 +95,7 @@ def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_on
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_set_back(scene: Scene) -> None:
     """What is on record is a time of the database: an hour is put on it here, as if its clock had lost one."""
     name, stored = scene.log(["ok", "fail 1", "ok"])
@@ -181,6 +182,7 @@ def test_records_after_a_delayed_one_are_read_once_and_bounded(scene: Scene, pro
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 @pytest.mark.repeats("delay")
 @pytest.mark.parametrize("delay", [None, 1])
 def test_many_partitions_that_fail_at_once_each_keep_their_own_schedule(scene: Scene, delay: int | None) -> None:

@@ -46,6 +46,7 @@ def test_a_worker_is_seen_with_its_lag_and_its_declaration(scene: Scene) -> None
     assert [row.workers for row in rows(scene, "group_status")] == [0]
 
 
+@pytest.mark.long
 def test_old_samples_are_pruned_by_the_owner_of_the_partition(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each partition with some sample: which one first is left to chance, as workers may live for minutes."""
     monkeypatch.setattr(status_writer, "PRUNE", 2)
@@ -86,6 +87,7 @@ def limited(scene: Scene, seekpoint_engine: Engine) -> Any:
     scene.sql(f'DROP OWNED BY "{role}"', f'DROP ROLE "{role}"')
 
 
+@pytest.mark.long
 def test_missing_rights_are_one_warning(scene: Scene, limited: Engine) -> None:
     name, _ = scene.log(10)
     run = scene.worker(name, limits=OFTEN, engine=limited)
@@ -98,6 +100,7 @@ def test_missing_rights_are_one_warning(scene: Scene, limited: Engine) -> None:
     assert rows(scene, "worker") == []
 
 
+@pytest.mark.long
 def test_a_locked_table_delays_no_batch_and_no_end(scene: Scene) -> None:
     """Each statement ends after a second; the worker does not wait for it."""
     name = scene.topic()

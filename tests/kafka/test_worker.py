@@ -80,6 +80,7 @@ def test_the_handler_gets_whole_batches_in_the_order_of_the_log(scene: Scene) ->
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_slow_database_bounds_memory_instead_of_filling_it(scene: Scene) -> None:
     name = scene.topic()
     scene.produce(name, ["x" * 1_000] * 60_000)  # 60 MB
@@ -190,6 +191,7 @@ def test_a_paused_group_is_healthy_again_when_it_is_resumed(scene: Scene) -> Non
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.long
 def test_a_paused_group_without_records_is_healthy_again_when_it_is_resumed(scene: Scene) -> None:
     name = scene.topic()
     run = scene.worker(name)

@@ -159,6 +159,7 @@ def test_a_child_that_is_not_live_is_killed_and_starts_again(place: Place) -> No
     process.wait_for("worker 1 ended by SIGKILL; it starts again in 0.5 s")
 
 
+@pytest.mark.long
 def test_ctrl_c_of_the_terminal_reaches_the_parent_alone(place: Place, lines: None) -> None:
     process = start(place, free_ports(1))
     [child] = children(process)

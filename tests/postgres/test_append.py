@@ -416,6 +416,7 @@ def test_a_stop_does_not_quote_megabytes(ground: Ground, group: str) -> None:
     assert "characters)" in str(stop)
 
 
+@pytest.mark.long
 def test_a_bad_row_far_from_the_start_of_a_large_batch(ground: Ground, group: str) -> None:
     """Beyond the server's own buffers, with and without a line to go by."""
     ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent SELECT generate_series(0, 10000)")

@@ -230,6 +230,7 @@ RISKY = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off", "wal_le
          "max_prepared_transactions": "1"}  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_server_that_may_lose_commits_or_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """One server with one fault after the other: settings, standbys, a prepared transaction; a standby itself."""
     with start_postgres(RISKY, own=True) as server:

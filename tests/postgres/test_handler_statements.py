@@ -651,6 +651,7 @@ def repeated(row: tuple[Any, ...], count: int) -> Callable[[Any], list[tuple[Any
     return lambda _: [row] * count
 
 
+@pytest.mark.long
 def test_values_mean_the_same_in_few_rows_and_in_many(counter: Counter) -> None:
     """Text of no type, read by the column's own: not rounded, cut or cast on the way, as COPY does not."""
     made = [

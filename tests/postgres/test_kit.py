@@ -179,6 +179,7 @@ def test_connections_whose_rows_are_no_tuples_are_refused(
         process(pipeline, engine, orders(b"1"))
 
 
+@pytest.mark.long
 def test_a_partition_that_another_session_writes_is_not_awaited_for_ever(ground: Ground, pipeline: Pipeline) -> None:
     ground.process(pipeline, *orders(b""), *orders(b"", partition=1))
     with ground.engine.begin() as tx:

@@ -93,6 +93,7 @@ def test_what_a_test_wrote_and_made_is_removed_and_the_tables_stay(lent: Lent) -
         assert lent.scalar("SELECT version_num FROM alembic_version") == HEAD
 
 
+@pytest.mark.long
 def test_tables_that_a_test_changed_are_made_again(lent: Lent) -> None:
     unnoticed = []
     for change in _CHANGES:

@@ -225,6 +225,7 @@ def test_a_commit_that_never_arrived_and_another_operator(wire: Wire, elsewhere:
     wire.holds("bob", 2)
 
 
+@pytest.mark.long
 def test_a_server_that_never_comes_back(wire: Wire) -> None:
     """I1: the server cannot be asked: the error says how to find out, and that to try again is safe."""
     replay = wire.replay("after_commit")

@@ -192,6 +192,7 @@ def beside(request: pytest.FixtureRequest, group: str) -> BesideAWorker:
     return BesideAWorker(depot, run_worker(depot.pipeline()), partial(produce, depot.topic, partition=0), depot.topic)
 
 
+@pytest.mark.long
 def test_a_replay_includes_the_records_of_its_key_that_a_worker_still_blocks(beside: BesideAWorker) -> None:
     """I1, I4: until none of the key is open; then the worker applies what comes, and the order is the log's."""
     depot, run, send, name = beside

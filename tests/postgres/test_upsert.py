@@ -861,6 +861,7 @@ def test_a_key_in_several_partitions_ends_at_its_highest_order(ground: Ground, r
     same_as_a_dict(ground, sink, made, model)
 
 
+@pytest.mark.long
 def test_a_guarded_table_outlives_any_replay(ground: Ground, road: WriteStrategy) -> None:
     """The log, then any part of it again from anywhere: nothing older than what is stored is ever seen."""
     sink = upsert(ground, "id int PRIMARY KEY, v int, o bigint", columns=["id", "v"], offset_column="o")

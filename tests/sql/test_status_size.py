@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
+import pytest
 from sqlalchemy import Engine, text
 
 from seekpoint import Ledger
@@ -29,6 +30,7 @@ def seconds(read: Callable[[], object]) -> float:
     return min(taken)
 
 
+@pytest.mark.long
 def test_a_month_of_samples_of_a_partition(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
     """A hundred partitions: a partition's share of the table and its index is that of a thousand."""
     table, partitions = f'"{seekpoint_schema}".position_sample', 100
@@ -42,6 +44,7 @@ def test_a_month_of_samples_of_a_partition(seekpoint_engine: Engine, seekpoint_s
     samples.prune([Partition("orders", 0)])
 
 
+@pytest.mark.long
 def test_the_views_read_five_samples_of_each_of_a_thousand_partitions(
     seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:

@@ -49,6 +49,7 @@ assert list(sink.writer().rows(record)) == [(5,)], record
     assert loaded_by(code) == set()
 
 
+@pytest.mark.long
 def test_a_declaration_of_columns_loads_arrow_with_the_first_table() -> None:
     code = """
 from seekpoint import Pipeline
@@ -87,6 +88,7 @@ sys.stdout = sys.__stdout__
     assert loaded_by(code) == {"typer"}
 
 
+@pytest.mark.long
 def test_a_command_imports_no_other_command() -> None:
     code = """
 import sys

@@ -452,6 +452,7 @@ def test_nothing_live_is_locked_while_ranges_are_staged(shop: Shop) -> None:
     assert shop.rows() == doubled(FIRST, by=1)
 
 
+@pytest.mark.long
 def test_the_last_transaction_is_not_ended_as_abandoned(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes: claims that wait for its rows end only what calls itself a worker."""
     limits = Limits(transaction_age=1.0, claim_wait=0.2)

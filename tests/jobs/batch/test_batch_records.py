@@ -420,6 +420,7 @@ def test_a_topic_that_was_recreated(
     assert paused(shop) is None
 
 
+@pytest.mark.long
 def test_an_open_transaction_ends_what_is_read(shop: Shop) -> None:
     """At the last stable offset: the rest is for the next batch."""
     one = Pipeline(

@@ -63,6 +63,7 @@ def live_row(shop: Shop) -> tuple[Any, ...]:
     return row
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_at_random_under_a_live_worker_writes_each_record_once(shop: Shop) -> None:
     """I1, of the run: 0 lost, 0 twice, whatever step the process is killed in, and the worker is not disturbed."""
     seed = secrets.randbits(32)

@@ -138,6 +138,7 @@ def test_workers_without_lag_leave_nothing_to_refuse(terminal: Terminal, shop: S
     worker.stop()
 
 
+@pytest.mark.long
 def test_workers_continue_after_a_batch_is_aborted(terminal: Terminal, shop: Shop) -> None:
     with shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
         process = terminal.process("batch", name="old")

@@ -309,6 +309,7 @@ def test_sweep_ends_the_runs_of_drivers_that_are_gone(terminal: Terminal, shop: 
     assert "--gone-after takes a length of time such as 90s, 30m, 12h, 7d; not 'soon'" in wrong.stderr
 
 
+@pytest.mark.long
 def test_sweep_leaves_what_is_in_use(terminal: Terminal, shop: Shop) -> None:
     run = left_at(shop, "compared")
     (schema,) = shop.schemas()

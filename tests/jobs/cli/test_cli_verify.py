@@ -95,6 +95,7 @@ def test_a_table_without_a_key_has_nothing_to_be_compared_by(terminal: Terminal)
     assert "drop that, or give the table a unique key and use strategy 'merge'" in swap
 
 
+@pytest.mark.long
 def test_a_verify_that_is_stopped_leaves_nothing(terminal: Terminal, shop: Shop) -> None:
     """Another session locks the table, so the verification waits for the lock."""
     with shop.holding("LOCK TABLE {schema}.orders IN ACCESS EXCLUSIVE MODE"):

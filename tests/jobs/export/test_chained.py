@@ -37,6 +37,7 @@ def test_what_neither_has_is_said(vault: Vault, name: str) -> None:
         records(ArchivedReader(vault.kafka).read(vault.range(name, 0, 100)))
 
 
+@pytest.mark.long
 def test_retention_passes_while_it_is_read(vault: Vault) -> None:
     """What was not handed out yet comes from the archive, and nothing twice."""
     name = vault.filled([LARGE] * 200)
@@ -64,6 +65,7 @@ def test_another_topic_of_the_name_is_recognized_by_its_id(vault: Vault, name: s
         records(vault.chained.read(mixed))
 
 
+@pytest.mark.long
 def test_an_open_iteration_can_be_dropped(vault: Vault, name: str) -> None:
     vault.trim(name, 40)
     pieces = vault.chained.read(vault.range(name, 0, 100))

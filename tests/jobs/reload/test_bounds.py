@@ -297,6 +297,7 @@ def test_the_wait_for_the_workers_counts(full: Shop, pauses: list[int], strategy
     assert full.rows() == doubled(RECORDS)
 
 
+@pytest.mark.long
 @pytest.mark.repeats("deferred")
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_statement_takes_no_longer_than_what_is_left(
@@ -347,6 +348,7 @@ def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
     assert full.rows() == doubled(RECORDS)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pauses")
 def test_a_row_that_another_session_has_locked_is_waited_for_shortly(full: Shop) -> None:
     """However long workers may wait: they do not wait for others."""

@@ -102,6 +102,7 @@ def test_a_merge_stores_the_values_that_equal_the_old_ones(shop: Shop, columns: 
     assert shop.reload([pipeline(2)]).verify().is_empty
 
 
+@pytest.mark.long
 @pytest.mark.repeats("is_late")
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_merge_sets_keys_whose_bytes_differ(shop: Shop, columns: Columns, is_late: bool) -> None:

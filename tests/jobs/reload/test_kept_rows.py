@@ -120,6 +120,7 @@ def test_row_security_that_hides_rows_is_refused_at_the_opening(full: Shop, as_r
     assert full.reload(version=1).verify().is_empty, "its owner sees all rows"
 
 
+@pytest.mark.long
 def test_row_security_that_keeps_the_old_row_is_seen(full: Shop, as_role: Callable[..., Any]) -> None:
     full.execute(
         "ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY; "

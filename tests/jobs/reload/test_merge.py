@@ -51,6 +51,7 @@ def test_a_large_difference_is_not_gone_through_before_the_lock(shop: Shop) -> N
         assert locked_once(shop) == before
 
 
+@pytest.mark.long
 def test_a_table_that_another_session_has_locked_is_left_to_the_cut_over(shop: Shop) -> None:
     """Which tries again and again; making it short must not end it."""
     settled(shop, RECORDS)

@@ -121,6 +121,7 @@ def test_another_run_after_the_first_is_waited_for_too(shop: Shop) -> None:
     ends_outdated(older)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["verify", "batch"])
 def test_no_worker_is_a_standby_for_a_run_that_publishes_nothing(shop: Shop, strategy: str) -> None:
     older = working(shop, [of(1)], limits=QUICK)
@@ -217,6 +218,7 @@ def test_a_standby_ends_at_the_first_signal_and_may_be_killed(shop: Shop) -> Non
     assert shop.version() == 1
 
 
+@pytest.mark.long
 def test_postgres_goes_away_and_comes_back_during_standby(
     request: pytest.FixtureRequest, own_postgres: PostgresServer
 ) -> None:

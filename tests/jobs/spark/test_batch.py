@@ -36,6 +36,7 @@ def run(
     return job.run(**calling) if resume is None else job.take_over(resume)
 
 
+@pytest.mark.long
 def test_a_bounded_batch_has_no_more_tasks_than_sessions(
     shop: Shop, spark: SparkSession, unread: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

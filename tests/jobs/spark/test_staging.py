@@ -127,6 +127,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_counts_twice(
     assert made.shop.rows() == expected()
 
 
+@pytest.mark.long
 def test_a_record_that_ends_the_run_is_reported_with_the_error_it_raised(job: Callable[..., Job]) -> None:
     made = job()
     made.shop.produce(made.shop.topic, [of(7, 2_000)], partition=1)  # version 2 refuses it
@@ -139,6 +140,7 @@ def test_a_record_that_ends_the_run_is_reported_with_the_error_it_raised(job: Ca
     assert made.reload.runs.get(driver.run.id).state == "failed"
 
 
+@pytest.mark.long
 def test_what_ends_the_run_is_not_tried_again(job: Callable[..., Job], tmp_path: Path) -> None:
     """Spark would, three times more and with all that came before: the answer is the same, some seconds later."""
     made = job(

@@ -137,6 +137,7 @@ def broken(desk: Desks, proxy: PostgresProxy, new_engine: NewEngine, seekpoint_s
     return apply
 
 
+@pytest.mark.long
 def test_a_plan_whose_connection_breaks_is_applied_once(broken: Callable[..., int], proxy: PostgresProxy) -> None:
     """I5: at each of its statements and around its COMMIT; applied again it is carried out, or refused as done."""
     for when in ("before_commit", "after_commit", "after_commit_delayed"):
@@ -217,6 +218,7 @@ def roles(desk: Desks, seekpoint_engine: Engine, seekpoint_schema: str) -> Itera
 LOCK = "UPDATE {s}.partition_offset SET epoch = epoch WHERE partition = 1"
 
 
+@pytest.mark.long
 def test_a_busy_partition_is_named_to_an_operator_who_may_not_see_other_sessions(
     desk: Desks, roles: LedgerRoles, seekpoint_schema: str
 ) -> None:

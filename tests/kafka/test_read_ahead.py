@@ -39,6 +39,19 @@ def patient() -> list[int]:
     return [2 * BATCH]
 
 
+SLOW = "CREATE TRIGGER slow AFTER INSERT ON {schema}.%s FOR EACH STATEMENT EXECUTE FUNCTION {schema}.slow()"
+
+
+@pytest.fixture(autouse=True)
+def slow_server(scene: Scene) -> None:
+    """The server takes a moment for each batch: a worker that has its answer at once reads nothing ahead."""
+    scene.sql(
+        "CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(0.05); RETURN NULL; END $$",
+        SLOW % "book",
+    )
+
+
 @pytest.fixture(autouse=True)
 def ahead(monkeypatch: pytest.MonkeyPatch, patient: list[int]) -> list[int]:
     """How many records were kept, after each chunk that was read ahead."""
@@ -191,6 +204,7 @@ def test_they_wait_after_a_record_that_is_tried_again(scene: Scene, ahead: list[
         "CREATE TABLE {schema}.plain (n serial, v int)",
         REFUSES,
         "CREATE TRIGGER refuse BEFORE INSERT ON {schema}.plain FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()",
+        SLOW % "plain",
     )
     scene.produce(name, [b"%d" % n for n in range(ALL)])
     sink: Append[int, Any] = Append((scene.schema, "plain"), columns=["v"], row=lambda r: (r.value,))

@@ -15,6 +15,8 @@ from seekpoint.postgres.session import CommitRefused, ConnectionSocket, Session
 from seekpoint.worker.waiting import Stopwatch, Work, waiting, work_while_waiting
 from support.waiting import until
 
+SLEEPS = "$$ BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END $$"
+
 
 class Counted:
     """Counts its calls; there is work for the first ``most`` of them."""
@@ -127,15 +129,24 @@ def test_an_error_of_the_work_while_commit_is_awaited_says_refused_although_it_m
 
     wire = ConnectionSocket(waiting(Stopwatch(), Work(lambda: is_committing[0], raises)))
     session = Session(seekpoint_engine, wire=wire)
-    table = f'"{seekpoint_schema}".while_committing'
+    table, slow = f'"{seekpoint_schema}".while_committing', f'"{seekpoint_schema}".slow'
 
     def create() -> None:
         with session.transaction() as tx:
             tx.execute(text(f"CREATE TABLE {table} (v int)"))
+            tx.execute(text(f"CREATE FUNCTION {slow}() RETURNS trigger LANGUAGE plpgsql AS {SLEEPS}"))
+            tx.execute(
+                text(
+                    f"CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED "
+                    f"FOR EACH ROW EXECUTE FUNCTION {slow}()"
+                )
+            )
+            tx.execute(text(f"INSERT INTO {table} VALUES (1)"))
             is_committing[0] = True
 
     with pytest.raises(CommitRefused) as refused:
         create()
+    session.close()
     assert isinstance(refused.value.error, RuntimeError)
     with seekpoint_engine.connect() as other:
         other.execution_options(isolation_level="AUTOCOMMIT")

@@ -91,6 +91,8 @@ class Knobs:
         self._set("chunk", ranges.read_range.__kwdefaults__)
         self._set("chunk", ranges.RangeFollower.read_to.__kwdefaults__)
         self._set("small_batch", vars(apply), "MOST_RECORDS_IN_ONE_INSERT")
+        if drawn.get("read_ahead") is False:
+            patch.setitem(vars(reader), "AHEAD", 0)
         self._set("partition_fetch", kafka_config.DEFAULTS, "max.partition.fetch.bytes")
         self._set("queued_messages", kafka_config.DEFAULTS, "queued.min.messages")
         if drawn:

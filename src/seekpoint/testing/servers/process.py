@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,21 +84,29 @@ def at_exit(close: Callable[[], None]) -> None:
     atexit.register(run)
 
 
+_WAYS = 32  # test processes side by side that draw no port of each other's
+_given = deque[int](maxlen=100)  # ports whose servers may not have bound them yet
+
+
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that is free, outside the range that outgoing connections draw from.
 
-    Inside that range a client's own connection may take the port while a server is down for a restart.
+    Inside that range a client's own connection may take the port while a server is down for a restart. A port is not
+    given again soon, nor by two processes of one pytest-xdist: its server binds it seconds later.
     """
     first = 32_768
     with contextlib.suppress(OSError):
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    below = range(12_000, max(first, 13_000))
-    for port in random.SystemRandom().sample(below, 100):
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw").removeprefix("gw") or _WAYS - 1)
+    below = range(12_000 + worker % _WAYS, max(first, 13_000), _WAYS)
+    left = [port for port in below if port not in _given]
+    for port in random.SystemRandom().sample(left, min(100, len(left))):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _given.append(port)
             return port
     raise ServerFailed(f"no free TCP port found on 127.0.0.1 between {below.start} and {below.stop}")
 

@@ -16,6 +16,7 @@ from seekpoint.errors import KafkaUnavailable, TopicRecreated
 from seekpoint.kafka.identity import Answer, Identity, KafkaRefused
 from seekpoint.pipeline.policy import Limits
 from seekpoint.testing.servers.kafka import KafkaServer
+from seekpoint.worker.assignment.partitions import AssignedPartitions
 from support.kafka_postgres import QUICK, Scene
 from support.manual_worker import Bench
 
@@ -99,6 +100,38 @@ def test_small_transactions_share_an_answer(scene: Scene, monkeypatch: pytest.Mo
     assert scene.book.written(name) == stored
     assert len(run.seen.all(events.Committed)) == 200
     assert 200 / 50 <= len(asked) < 20, "one for each fifty, and those of start and claims"
+
+
+@pytest.mark.parametrize("by_handler", [False, True], ids=["sink", "handler"])
+def test_small_batches_are_full_and_what_they_leave_does_not_pile_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, *, by_handler: bool
+) -> None:
+    """Of a size that does not divide what is read at once; the client has more at each read."""
+    kept: list[int] = []
+    keep = AssignedPartitions.keep
+
+    def noted(self: AssignedPartitions, chunk: Any) -> None:
+        keep(self, chunk)
+        kept.append(self.kept.records)
+
+    monkeypatch.setattr(AssignedPartitions, "keep", noted)
+    name, stored = scene.log(2100)
+    pipeline = scene.pipeline(name, **({"handle": scene.book.enter} if by_handler else {}))
+    run = scene.worker(pipeline, limits=Limits(batch_records=7, idle_check=60))
+    run.finish(name, 2100)
+    assert scene.book.written(name) == stored
+    assert 7 < max(kept) < 50 + 7
+    assert sum(event.records == 7 for event in run.seen.all(events.Committed)) > 280
+
+
+def test_an_answer_that_failed_serves_no_other_transaction() -> None:
+    identity = asking(NO_BROKER, 0.3)
+    read_by = monotonic()
+    answer = identity.ask_after(read_by, {"a"})
+    assert identity.ask_after(read_by, {"a"}) is answer
+    with pytest.raises(KafkaUnavailable):
+        answer.result()
+    assert identity.ask_after(read_by, {"a"}) is not answer
 
 
 def test_i4_a_topic_recreated_after_the_question_and_before_the_read_stops_the_partition(scene: Scene) -> None:

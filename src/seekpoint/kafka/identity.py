@@ -65,7 +65,11 @@ class Answer:
         None is a retriable answer: a broker that has just started, or whose metadata lags, gives it for a topic that
         exists.
         """
-        return {} if self._question is None else _existing(sorted(self.topics), self._question)
+        try:
+            return {} if self._question is None else _existing(sorted(self.topics), self._question)
+        except KafkaUnavailable:
+            self.asked_at = -math.inf  # it serves no other transaction
+            raise
 
     def known(self) -> dict[str, UUID | None]:
         """As ``result()``, for decisions that are final: raises KafkaUnavailable also for an id not known yet."""

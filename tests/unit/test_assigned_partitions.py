@@ -303,6 +303,15 @@ def test_a_kept_chunk_is_taken_in_parts_of_as_many_records_as_are_asked_for(plac
     assert (len(places.kept), places.kept.records, places.kept.bytes) == (0, 0, 0)
 
 
+def test_a_part_has_nothing_of_a_partition_that_an_earlier_part_has_whole(places: AssignedPartitions) -> None:
+    places.keep(chunk(places, [(P, 5), (Q, 7), (Q, 8)]))
+    parts = [places.take_kept(2), places.take_kept(2)]
+    assert [{p: (read.start, read.end) for p, read in part.reads.items()} for part in parts] == [
+        {P: (5, 6), Q: (7, 8)},
+        {Q: (8, 9)},
+    ]
+
+
 def test_what_was_kept_of_a_partition_is_taken_in_order_and_the_position_is_that_of_the_rest(
     places: AssignedPartitions,
 ) -> None:

@@ -153,13 +153,13 @@ class Identity:
 
         return Answer(names, self.question(send), asked_at)
 
-    def ask_after(self, read_by: float, topics: Collection[str]) -> Answer:
+    def ask_after(self, read_by: float, topics: Collection[str], also: Collection[str] = ()) -> Answer:
         """An answer that was asked for after this moment, when records of these topics had been read.
 
-        The last one where it was, which costs nothing; else a new one.
+        The last one where it was, which costs nothing; else a new one, which is asked for the topics of ``also``, too.
         """
         if self._last.asked_at <= read_by or not self._last.topics.issuperset(topics):
-            self._last = self.ask(topics)
+            self._last = self.ask({*topics, *also})
         return self._last
 
     def cluster_id(self) -> str:

@@ -90,7 +90,12 @@ def apart(engine: Engine) -> Iterator[Engine]:
     For threads that must take no connection of the pool which others need, and run no code of the application: the
     pool's events are kept, and the engine's are not.
     """
-    made = create_engine(engine.url, pool=engine.pool.recreate()).execution_options(**engine.get_execution_options())
+    made = create_engine(
+        engine.url,
+        pool=engine.pool.recreate(),
+        hide_parameters=engine.hide_parameters,
+        execution_options=dict(engine.get_execution_options()),
+    )
     event.listen(made, "engine_connect", _check_session)
     try:
         yield made

@@ -93,6 +93,7 @@ def divided(chunk: Chunk[RawRecord], records: int) -> tuple[Chunk[RawRecord], Ch
         read, end = chunk.reads[partition], record.offset + 1
         reads[partition] = Read(read.claim, read.start, end, record.leader_epoch, record.timestamp_ms)
     after = {p: read.since(reads[p].end) if p in reads else read for p, read in chunk.reads.items()}
+    after = {partition: read for partition, read in after.items() if read.start < read.end}
     places = {(record.topic, record.partition, record.offset) for record in first}
     unreadable: tuple[list[Any], list[Any]] = [], []
     for record, error in chunk.unreadable:

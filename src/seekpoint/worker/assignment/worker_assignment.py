@@ -227,9 +227,9 @@ class WorkerAssignment:
     def topic_ids(self, read_by: float, topics: Collection[str]) -> Answer:
         """An answer about the ids of these topics, asked for after their records had been read, by ``read_by``.
 
-        It is about the topics of what was kept, too: it serves the transactions of these records as well.
+        A new question asks for the topics of kept records, too: its answer serves their transactions as well.
         """
-        return self.identity.ask_after(read_by, {*topics, *self.partitions.kept.topics})
+        return self.identity.ask_after(read_by, topics, also=self.partitions.kept.topics)
 
     def topic_id_mismatches(
         self, answer: Answer, partitions: Iterable[Partition]

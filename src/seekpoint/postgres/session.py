@@ -1,7 +1,7 @@
-"""One connection for a worker's transactions, one after another: the only one that it commits on (I1).
+"""One connection for transactions, one after another: a worker commits its batches' rows on no other (I1).
 
-Its errors say at which point a transaction failed: rows that were sent with the ledger's statement, COMMIT refused,
-COMMIT unanswered.
+A requested replay has one of its own (`worker.replay.replay_one`). Errors say at which point a transaction failed:
+rows that were sent with the ledger's statement, COMMIT refused, COMMIT unanswered.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One transaction of a worker: hold, apply, insert dead letters, advance, record attempts, COMMIT; and its retry.
 
-The only place where a worker asks for the COMMIT of rows (I1); `postgres.session` sends it.
+The only place where a worker asks for the COMMIT of a batch's rows (I1); `postgres.session` sends it. A requested
+replay has a transaction of its own (`worker.replay.replay_one`).
 """
 
 from __future__ import annotations

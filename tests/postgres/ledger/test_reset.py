@@ -21,7 +21,7 @@ from support.ledger_desk import Desk, backend, wait_until_blocked
 Desks = Callable[..., Desk]
 
 
-def test_a_reset_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_i5_a_reset_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
     """I5: rewound or not, even to its own offset: the owner's token is no longer good, and it is still the owner."""
     worker = desk(at={0: 5, 1: 5})
     before = worker.row()

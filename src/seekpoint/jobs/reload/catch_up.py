@@ -11,7 +11,7 @@ from sqlalchemy import Row, delete
 
 from seekpoint.jobs.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.distance import Key, add_positions, key_of, require_no_resets
-from seekpoint.jobs.staging.savepoints import Parts, all_of
+from seekpoint.jobs.staging.savepoints import RecordWriter
 from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out
 from seekpoint.jobs.tables.sql_templates import rows
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, remembered_columns
@@ -110,18 +110,16 @@ class CatchUp:
     ) -> int:
         writers = self._writers[group]
         ids = {at.topic: p.topic_id for at, p in mine.items()}
-        parts = Parts(tx.connection, writers, self._seen(tx, group), held=self._held(tx, group))
-        for record in self._replayed(tx, group, ids):
-            parts.take(Piece([record]))
-        parts.flush()
+        writer = RecordWriter(tx.connection, writers, self._seen(tx, group), held=self._held(tx, group))
+        writer.write(Piece([record]) for record in self._replayed(tx, group, ids))
         behind = {at: end for at, end in ends.items() if end > mine[at].next_offset}
         if behind:
             spans = {at: (mine[at].topic_id, mine[at].next_offset, end) for at, end in behind.items()}
             dead = leave_out(tx, self._staging, group, spans)
             follower = self._follower(group, mine, ids)
-            all_of(parts, follower.read_to(behind, idle=idle), lambda r: (r.topic, r.partition, r.offset) in dead)
-        keep_dead_letters(tx, self._staging, writers.pipeline, parts.outcome.dead_letters, ids)
-        return parts.outcome.applied + len(parts.outcome.dead_letters)
+            writer.write(follower.read_to(behind, idle=idle), lambda r: (r.topic, r.partition, r.offset) in dead)
+        keep_dead_letters(tx, self._staging, writers.pipeline, writer.result.dead_letters, ids)
+        return writer.result.applied + len(writer.result.dead_letters)
 
     def _held(self, tx: Step, group: str) -> dict[tuple[str, bytes], int]:
         """The keys of the run's own dead letters with their first offsets, if the pipeline keeps the order of keys."""

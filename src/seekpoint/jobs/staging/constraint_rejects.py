@@ -65,13 +65,11 @@ def refused(
 
 def _made(tx: Tx, make: Callable[[], None]) -> bool:
     """Whether the indexes could be made."""
-    savepoint = tx.connection.begin_nested()
     try:
-        make()
+        with tx.connection.begin_nested():
+            make()
     except psycopg.errors.UniqueViolation:
-        savepoint.rollback()
         return False
-    savepoint.commit()
     return True
 
 

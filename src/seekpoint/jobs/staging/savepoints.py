@@ -19,7 +19,6 @@ from seekpoint.records import BLOCKED_BY_KEY, AnyRecord, Failure, NewDeadLetter,
 from seekpoint.worker.bisect import PartFailure, Strides, bisect
 from seekpoint.worker.decode import DecodedRecord, decode_record
 from seekpoint.worker.failed import Failed
-from seekpoint.worker.parts import check_deferred, part_spans
 from seekpoint.worker.write import write
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
@@ -33,7 +32,7 @@ def nothing_left_out(_: RawRecord) -> bool:
 
 
 @dataclass(slots=True)
-class Outcome:
+class WriteResult:
     """What was written. ``applied`` records, ``rows`` of each sink; ``dead_letters`` are those that cannot be, in
     order.
     """
@@ -43,13 +42,12 @@ class Outcome:
     dead_letters: list[NewDeadLetter] = field(default_factory=list)
 
 
-class Parts:
+class RecordWriter:
     """Writes one pipeline's records to the tables that its sinks are aimed at.
 
     ``seen`` is called with what each part under a savepoint has written: the records, each with its rows. ``held`` are
     the keys after whose dead letters (by offset) later records are held, where they come in the order of the log.
     ``blocks_later``: records after a dead letter of their key are blocked once all ranges are staged.
-    ``checks_deferred``: deferred constraints are checked after each part, as COMMIT has refused all of them together.
     """
 
     def __init__(
@@ -60,24 +58,15 @@ class Parts:
         *,
         held: dict[tuple[str, bytes], int] | None = None,
         blocks_later: bool = False,
-        checks_deferred: bool = False,
     ) -> None:
         self._tx, self._writers, self._seen, self._held = tx, writers, seen, held
         self._pipeline = writers.pipeline
-        self._is_ordered, self._checks_deferred = held is not None or blocks_later, checks_deferred
+        self._is_ordered = held is not None or blocks_later
         self._waiting: list[DecodedRecord] = []
         self._strides = Strides()
-        self.outcome = Outcome([0] * len(writers.sinks))
+        self.result = WriteResult([0] * len(writers.sinks))
 
-    def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
-        """Decode these records and write them, perhaps later."""
-        wanted, rows = self._decode(piece, left_out)
-        if rows is not None:
-            self._waiting += [DecodedRecord(r, r, ((row,),)) for r, row in zip(wanted, rows, strict=True)]
-        if len(self._waiting) >= PART:
-            self.flush()
-
-    def stream(self, pieces: Iterable[Piece], left_out: LeftOut) -> Outcome:
+    def stream(self, pieces: Iterable[Piece], left_out: LeftOut) -> WriteResult:
         """Write them all as they come, through the only sink; raises RowRefused where one is refused."""
         [sink] = self._writers.sinks
         with sink.open(self._tx) as writer:
@@ -86,12 +75,26 @@ class Parts:
                 if rows is None:
                     made, self._waiting = self._waiting, []
                     rows = [row for one in made for row in one.rows[0]]
-                    self.outcome.applied += len(made)
+                    self.result.applied += len(made)
                 else:  # from the values alone
-                    self.outcome.applied += len(rows)
+                    self.result.applied += len(rows)
                 writer.write(rows)
-                self.outcome.rows[0] += len(rows)
-        return self.outcome
+                self.result.rows[0] += len(rows)
+        return self.result
+
+    def write(self, pieces: Iterable[Piece], left_out: LeftOut = nothing_left_out) -> WriteResult:
+        """Write them all, part by part, but for the records that cannot be written."""
+        for piece in pieces:
+            self._take(piece, left_out)
+        return self._flush()
+
+    def _take(self, piece: Piece, left_out: LeftOut) -> None:
+        """Decode these records and write them, perhaps later."""
+        wanted, rows = self._decode(piece, left_out)
+        if rows is not None:
+            self._waiting += [DecodedRecord(r, r, ((row,),)) for r, row in zip(wanted, rows, strict=True)]
+        if len(self._waiting) >= PART:
+            self._flush()
 
     def _decode(self, piece: Piece, left_out: LeftOut) -> tuple[Sequence[RawRecord], Sequence[Row] | None]:
         """The records that count, with a row for each; None where they were decoded one by one, and wait."""
@@ -123,7 +126,7 @@ class Parts:
         rows, sink = self._writers.rows_at_once(raw), self._writers.by_value
         return sink.placed(rows, raw) if rows is not None and isinstance(sink, AttemptSink) else rows
 
-    def flush(self) -> Outcome:
+    def _flush(self) -> WriteResult:
         """Write what is waiting, but for the records that cannot be written."""
         waiting, self._waiting = self._waiting, []
         failed: set[int] = set()
@@ -136,34 +139,30 @@ class Parts:
             failed.update(found.indexes)
             for n in found.indexes:
                 self._add_dead_letter(waiting[n].raw, found.error)
-        self.outcome.dead_letters.sort(key=lambda aside: _place(aside.record))
-        return self.outcome
+        self.result.dead_letters.sort(key=lambda aside: _place(aside.record))
+        return self.result
 
     def _try(self, waiting: Sequence[DecodedRecord], indexes: Sequence[int]) -> PartFailure[Failed] | None:
         """Write the records of these indexes, all or none."""
         part = [waiting[n] for n in indexes]
-        savepoint = self._tx.begin_nested()
         try:
-            write(self._tx, self._writers, part, part_spans(part) if self._pipeline.handle is not None else ())
-            if self._checks_deferred:
-                check_deferred(self._tx)
+            with self._tx.begin_nested():
+                write(self._tx, self._writers, part, ())  # spans are a handler's, and no run has one
         except Failed as failed:
             if failed.fault is not Fault.DATA:
                 raise failed.error from failed  # no record's fault
-            savepoint.rollback()
             named = {_place(raw) for raw in failed.named}
             return PartFailure(failed, tuple(n for n in indexes if _place(waiting[n].raw) in named))
-        savepoint.commit()
-        self.outcome.applied += len(part)
-        for number in range(len(self.outcome.rows)):
-            self.outcome.rows[number] += sum(len(made.rows[number]) for made in part)
+        self.result.applied += len(part)
+        for number in range(len(self.result.rows)):
+            self.result.rows[number] += sum(len(made.rows[number]) for made in part)
         if self._seen is not None:
             self._seen(part)
         return None
 
     def _add_dead_letter(self, raw: RawRecord, failed: Failed) -> None:
         aside = dead_letter_of(self._pipeline, raw, failed, is_ordered=self._is_ordered)
-        self.outcome.dead_letters.append(aside)
+        self.result.dead_letters.append(aside)
         if self._held is not None and self._pipeline.keep_key_order and raw.key is not None:
             self._held.setdefault((raw.topic, raw.key), raw.offset)
 
@@ -172,7 +171,7 @@ class Parts:
         assert self._held is not None
         if raw.key is None or self._held.get((raw.topic, raw.key), raw.offset) >= raw.offset:
             return False
-        self.outcome.dead_letters.append(NewDeadLetter(raw, BLOCKED_BY_KEY, State.BLOCKED))
+        self.result.dead_letters.append(NewDeadLetter(raw, BLOCKED_BY_KEY, State.BLOCKED))
         return True
 
 
@@ -203,10 +202,3 @@ def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_ord
 
 def _place(record: AnyRecord) -> tuple[str, int, int]:
     return record.topic, record.partition, record.offset
-
-
-def all_of(parts: Parts, pieces: Iterable[Piece], left_out: LeftOut = nothing_left_out) -> Outcome:
-    """Take every piece, and write all of it."""
-    for piece in pieces:
-        parts.take(piece, left_out)
-    return parts.flush()

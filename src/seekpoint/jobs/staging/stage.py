@@ -18,7 +18,7 @@ from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.lost_ranges import Lost, Reset, not_applied
-from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
+from seekpoint.jobs.staging.savepoints import LeftOut, RecordWriter, WriteResult, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_task_errors
 from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, is_there, of_partition, remember_columns, unlogged
@@ -172,19 +172,19 @@ def stage_range(
     the range raises.
     """
 
-    def attempt(write: Callable[[Parts, Iterable[Piece], LeftOut], Outcome]) -> Staged:
+    def attempt(write: Callable[[RecordWriter, Iterable[Piece], LeftOut], WriteResult]) -> Staged:
         with transaction(engine, schema) as tx:
             return _attempt(tx, kafka, run_id, pipeline, range_, write=write)
 
     if len(pipeline.sinks) == 1:
         try:
-            return attempt(Parts.stream)
+            return attempt(RecordWriter.stream)
         except RowRefused:
             pass  # written again in parts, which find the record
         except Exception as error:
             if not is_data_error(error):
                 raise
-    return attempt(all_of)
+    return attempt(RecordWriter.write)
 
 
 def _attempt(
@@ -194,7 +194,7 @@ def _attempt(
     pipeline: Pipeline,
     range_: Range,
     *,
-    write: Callable[[Parts, Iterable[Piece], LeftOut], Outcome],
+    write: Callable[[RecordWriter, Iterable[Piece], LeftOut], WriteResult],
 ) -> Staged:
     """All that the transaction does."""
     now = tx.execute(RELOAD_RUN["get_run"], run=run_id).one_or_none()
@@ -211,12 +211,12 @@ def _attempt(
     writing = aimed_pipeline(pipeline, sinks)
     if now.strategy == "reprocess":  # the group's position is past a record that fails: no worker stops there
         writing.on_poison = OnPoison.DEAD_LETTER
-    parts = Parts(tx.connection, PipelineWriters(writing), blocks_later=now.strategy not in BATCHES)
-    outcome = write(parts, ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), left_out)
-    keep_dead_letters(tx, staging, pipeline, outcome.dead_letters, {range_.partition.topic: range_.topic_id})
+    writer = RecordWriter(tx.connection, PipelineWriters(writing), blocks_later=now.strategy not in BATCHES)
+    result = write(writer, ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), left_out)
+    keep_dead_letters(tx, staging, pipeline, result.dead_letters, {range_.partition.topic: range_.topic_id})
     for number, sink in enumerate(sinks):
         remember_columns(tx.connection, staging.attempt_rows(attempt, number), sink.columns)
-    counts = range_.start, range_.end, outcome.applied, list(outcome.rows), len(outcome.dead_letters)
+    counts = range_.start, range_.end, result.applied, list(result.rows), len(result.dead_letters)
     values = (run_id, attempt, pipeline.group, *range_.partition, *counts)
     tx.execute(RELOAD_RUN["insert_staged"], [dict(zip(reload_staged.columns.keys(), values, strict=False))])
     if tx.execute(RELOAD_RUN["guard"], run=run_id, state="staging").one_or_none() is None:

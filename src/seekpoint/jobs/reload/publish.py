@@ -8,6 +8,7 @@ from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import Tx
 from seekpoint.jobs.tables.create_like import draw_from_live
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties
+from seekpoint.jobs.tables.indexes import indexes
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import Staging, comment
 from seekpoint.jobs.tables.targets import Target
@@ -26,25 +27,26 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
     new = staging.table(target)
     run(connection, "COMMENT ON TABLE {new} IS {said}", new=new, said=comment(connection, target.path))
     draw_from_live(connection, staging, target)
-    indexes = _unaltered(connection, staging, target)
+    names = _unaltered(connection, staging, target)
     run(connection, "ALTER TABLE {live} RENAME TO {old}", live=target.path, old=(old,))
     run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=(schema, old), there=(staging.schema,))
     if target.staged != table:
         run(connection, "ALTER TABLE {new} RENAME TO {table}", new=new, table=(table,))
     run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=(staging.schema, table), here=(schema,))
-    for n, index in enumerate(indexes):
-        run(connection, "ALTER INDEX {made} RENAME TO {index}", made=(schema, f"{target.staged}_i{n}"), index=(index,))
+    for n, index in enumerate(names):
+        made = (schema, staging.index(target, n))
+        run(connection, "ALTER INDEX {made} RENAME TO {index}", made=made, index=(index,))
 
 
 def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:
     """The live table's indexes. Raises ReloadRefused if it was altered since the run created the rebuilt one."""
     live, built = ({"name": quoted(*path)} for path in (target.path, staging.table(target)))
-    indexes = connection.execute(_INDEXES, live).all()
-    made = {row.relname: row.what for row in connection.execute(_INDEXES, built)}
-    is_same = made == {staging.index(target, n): row.what for n, row in enumerate(indexes)}
+    given = indexes(connection, target.path)
+    made = {one.name: (one.is_unique, one.using) for one in indexes(connection, staging.table(target))}
+    is_same = made == {staging.index(target, n): (one.is_unique, one.using) for n, one in enumerate(given)}
     if not is_same or connection.execute(_SHAPE, live).all() != connection.execute(_SHAPE, built).all():
         raise ReloadRefused([f"{target.name} was altered since it was rebuilt: abort this run and open another one"])
-    return [row.relname for row in indexes]
+    return [one.name for one in given]
 
 
 _SHAPE = text(
@@ -57,13 +59,5 @@ _SHAPE = text(
     UNION ALL SELECT conname, pg_get_expr(conbin, conrelid), NULL, NULL, NULL, NULL, NULL, NULL FROM pg_constraint
     WHERE conrelid = to_regclass(:name) AND contype = 'c'
     ORDER BY 1, 2
-    """
-)
-# In the order in which the rebuilt table's were made (see consolidate).
-_INDEXES = text(
-    """
-    SELECT c.relname, i.indisunique || substring(pg_get_indexdef(i.indexrelid) FROM ' USING .*$') AS what
-    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-    WHERE i.indrelid = to_regclass(:name) ORDER BY i.indisprimary DESC, c.relname
     """
 )

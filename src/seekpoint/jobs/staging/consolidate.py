@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 
 import psycopg
 from psycopg import sql as ident
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.run import Driver, Progress, Run, StagedPosition, Step, Tx
@@ -19,13 +19,13 @@ from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.constraints import check_references, references
 from seekpoint.jobs.tables.create_like import make_like
+from seekpoint.jobs.tables.indexes import indexes
 from seekpoint.jobs.tables.sql_templates import Statements, name, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns
 from seekpoint.jobs.tables.targets import PipelineSource, Target, targets
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition
-from seekpoint.sinks.catalog import quoted
 
 RANGE = 300_000  # records of one task: fewer cost more in connections than they gain in balance
 
@@ -140,21 +140,6 @@ def check_dead_letters(tx: Tx, staging: Staging, done: Coverage) -> None:
         raise ReloadRefused([why])
 
 
-# -- indexes ---------------------------------------------------------------------------------------------------
-
-_INDEXES = text(
-    """
-    SELECT pg_get_indexdef(i.indexrelid) AS definition, i.indisprimary AS is_primary, i.indisunique AS is_unique,
-           quote_ident(c.relname) AS name, format('%I.%I', n.nspname, t.relname) AS on_table,
-           CAST(k.contype AS text) AS kind
-    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-    JOIN pg_class t ON t.oid = i.indrelid JOIN pg_namespace n ON n.oid = t.relnamespace
-    LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.contype IN ('p', 'u', 'x')
-    WHERE i.indrelid = to_regclass(:name) ORDER BY i.indisprimary DESC, c.relname
-    """
-)
-
-
 def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, object]) -> None:
     """Give the rebuilt tables their key, and where they will replace the live ones all their indexes.
 
@@ -213,15 +198,12 @@ def _refused(
 
 
 def _all_indexes(connection: Connection, staging: Staging, target: Target) -> None:
-    for n, row in enumerate(connection.execute(_INDEXES, {"name": quoted(*target.path)})):
-        head = f"CREATE {'UNIQUE ' if row.is_unique else ''}INDEX {row.name} ON {row.on_table} "
-        if not row.definition.startswith(head):
-            raise ReloadRefused([f"{target.name}: index {row.name} is not understood: use strategy 'merge'"])
+    for n, one in enumerate(indexes(connection, target.path)):
         its = Statements(connection, name=name(staging.index(target, n)), table=staging.table(target))
-        unique, rest = ident.SQL("UNIQUE" if row.is_unique else ""), ident.SQL(row.definition[len(head) :])
-        its.run("CREATE {unique} INDEX {name} ON {table} {rest}", unique=unique, rest=rest)
-        if row.kind in {"p", "u"}:
-            kind = ident.SQL("PRIMARY KEY" if row.kind == "p" else "UNIQUE")
+        unique, using = ident.SQL("UNIQUE" if one.is_unique else ""), ident.SQL(one.using)
+        its.run("CREATE {unique} INDEX {name} ON {table} {using}", unique=unique, using=using)
+        if one.constraint is not None:
+            kind = ident.SQL(one.constraint)
             its.run("ALTER TABLE {table} ADD CONSTRAINT {name} {kind} USING INDEX {name}", kind=kind)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from psycopg import sql as ident
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
-from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import values_of
+from seekpoint.jobs.tables.indexes import Index, indexes
 from seekpoint.jobs.tables.sql_templates import Composable, composed, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, Target
@@ -46,18 +45,6 @@ _FOREIGN_KEYS = text(
     """
 )
 _ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
-_UNIQUE = text(
-    """
-    SELECT c.relname AS name, pg_get_indexdef(i.indexrelid) AS definition,
-           ARRAY(SELECT CAST(a.attname AS text) FROM unnest(CAST(i.indkey AS int2[])) WITH ORDINALITY k (num, n)
-                 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.num
-                 WHERE k.n <= i.indnkeyatts ORDER BY k.n) AS columns,
-           i.indpred IS NULL AND i.indexprs IS NULL AS is_plain
-    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-    WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indimmediate AND i.indisvalid
-    ORDER BY i.indisprimary DESC, c.relname
-    """
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +114,12 @@ def _checked(connection: Connection, target: Target) -> list[ForeignKey]:
 
 def uniques(connection: Connection, target: Target) -> Sequence[Composable]:
     """The definition after the table's name of each unique index but the one of its key."""
-    found = []
-    for row in _others(connection, target):
-        _, using, rest = row.definition.partition(" USING ")
-        if not using:
-            raise ReloadRefused([f"{target.name}: unique index {row.name} is not understood: {row.definition}"])
-        found.append(ident.SQL(f"USING {rest}"))
-    return found
+    return [ident.SQL(one.using) for one in _others(connection, target)]
 
 
-def _others(connection: Connection, target: Target) -> list[Row[Any]]:
-    found = connection.execute(_UNIQUE, {"name": quoted(*target.path)}).all()
-    return [row for row in found if not (row.is_plain and set(row.columns) == set(target.key))]
+def _others(connection: Connection, target: Target) -> list[Index]:
+    enforced = (one for one in indexes(connection, target.path) if one.is_enforced)
+    return [one for one in enforced if not (one.is_plain and set(one.columns) == set(target.key))]
 
 
 def may_be_refused(connection: Connection, pipeline: Pipeline, found: Sequence[Target]) -> bool:
@@ -152,9 +133,9 @@ def _may_repeat(connection: Connection, target: Target, pipeline: Pipeline) -> b
         return bool(_others(connection, target))
     sinks = [sink for sink in pipeline.sinks if isinstance(sink, TableSink)]
     origins = {column for sink in sinks for column in sink.provenance.values()}
-    found = connection.execute(_UNIQUE, {"name": quoted(*target.path)}).all()
+    enforced = (one for one in indexes(connection, target.path) if one.is_enforced)
     drawn = {column.name for column in target.columns if column.is_numbered}
-    return any(not (row.is_plain and (set(row.columns) <= origins or drawn & set(row.columns))) for row in found)
+    return any(not (one.is_plain and (set(one.columns) <= origins or drawn & set(one.columns))) for one in enforced)
 
 
 def breaks(connection: Connection, table: Path, reference: ForeignKey) -> int:

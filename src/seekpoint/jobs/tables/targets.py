@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ConfigError
+from seekpoint.jobs.tables.indexes import indexes
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.base import TableSink
@@ -153,19 +154,6 @@ _COLUMNS = text(
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
     """
 )
-# Unique keys without NULLs, the primary key first.
-_KEYS = text(
-    """
-    SELECT array_agg(CAST(a.attname AS text) ORDER BY k.n) AS key
-    FROM pg_index i
-    CROSS JOIN LATERAL unnest(CAST(i.indkey AS int2[])) WITH ORDINALITY AS k (attnum, n)
-    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-    WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
-          AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
-    GROUP BY i.indexrelid, i.indisprimary HAVING bool_and(a.attnotnull)
-    ORDER BY i.indisprimary DESC, i.indexrelid
-    """
-)
 
 
 def resolve(connection: Connection, name: str) -> Path | None:
@@ -194,8 +182,7 @@ def _path(connection: Connection, sink: TableSink) -> Path:
 
 
 def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Feed]) -> Target:
-    name = {"name": quoted(*path)}
-    columns = [Column(*row) for row in connection.execute(_COLUMNS, name)]
+    columns = [Column(*row) for row in connection.execute(_COLUMNS, {"name": quoted(*path)})]
     kinds = {(type(f.sink), getattr(f.sink, "key", None), getattr(f.sink, "order_by", None)) for f in feeds}
     if len(kinds) > 1:
         raise ConfigError(
@@ -207,8 +194,8 @@ def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Fee
         return Target(path, staged, tuple(columns), sink.key, tuple(feeds))
     # The first key that the sink's rows have.
     written = set(sink.written or (column.name for column in columns if not column.is_numbered))
-    keys = (tuple(row.key) for row in connection.execute(_KEYS, name))
-    key: tuple[str, ...] = next((one for one in keys if set(one) <= written), ())
+    keys = (one.columns for one in indexes(connection, path) if one.is_enforced and one.is_plain and one.is_not_null)
+    key = next((tuple(one) for one in keys if set(one) <= written), ())
     return Target(path, staged, tuple(columns), key, tuple(feeds))
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, event, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Batch, Poison
+from seekpoint.postgres.round_trip import rows_of
 from seekpoint.postgres.session import CommitRefused, Session
 from seekpoint.postgres.session_state import is_configured_by_code
 from support.fixtures import NewEngine
@@ -203,7 +204,7 @@ def test_i1_a_commit_that_is_answered_with_rollback_is_an_error(service: Service
 
     def commit() -> None:
         with session.transaction() as tx:
-            tx.fast_path("SELECT 1", {})
+            rows_of(tx.driver, ("SELECT 1", {}))
             with tx.lent(), suppress(DBAPIError):
                 tx.exec_driver_sql("SELECT 1 / 0")
 
@@ -425,7 +426,7 @@ def test_commit_and_the_question_are_one_round_trip(service: Service) -> None:
     session = Session(service.engine, lends=True)
     for _ in range(2):
         with session.transaction() as tx:
-            tx.fast_path("SELECT 1", {})
+            rows_of(tx.driver, ("SELECT 1", {}))
             with tx.lent():
                 tx.exec_driver_sql("SELECT 1")
             tracing = ExitStack()

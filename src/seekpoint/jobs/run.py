@@ -172,16 +172,9 @@ def transaction(
             tx.execute(RELOAD_RUN["unhurried"])
             yield tx
     except BaseException:
-        _drop(connection)
+        connection.put_back(broken=True)
         raise
     connection.put_back()
-
-
-def _drop(connection: HandlerConnection) -> None:
-    try:
-        connection.drop()
-    except DBAPIError:  # the connection was lost already; the pool discards it
-        return
 
 
 # -- a batch job pauses its group and is its partitions' owner ------------------------------------------------------

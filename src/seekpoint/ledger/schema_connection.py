@@ -54,7 +54,9 @@ class SchemaConnection:
         """
         if not isinstance(self.connection, HandlerConnection):
             return self.execute(query, **parameters).one()
-        return self.connection.fast_path(*self._for_driver(query, parameters))
+        asked = self._for_driver(query, parameters)
+        ((row, *_),) = round_trip.rows_of(self.connection.driver, asked, is_prepared=True)
+        return row
 
     def run_with(self, questions: Sequence[Question], following: Sequence[Statement]) -> list[tuple[Any, ...]]:
         """The only row of each of these; others leave in the same round trip, which are for a worker's connection.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn, Self
 from weakref import WeakKeyDictionary
@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, Transaction
+from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import HandlerMisuse
 from seekpoint.postgres.round_trip import (
@@ -20,7 +21,6 @@ from seekpoint.postgres.round_trip import (
     Statement,
     StatementFailed,
     begin_and_run,
-    rows_of,
     values_of,
     with_values,
 )
@@ -251,14 +251,6 @@ class HandlerConnection(Connection):
         if self._options is not None:
             self._execution_options = self._options
 
-    def fast_path(self, statement: str, parameters: Mapping[str, Any]) -> Any:
-        """The only row of a ledger's statement, run by the driver itself.
-
-        BEGIN is sent with it where it is the transaction's first statement.
-        """
-        ((row, *_),) = rows_of(self.driver, (statement, parameters), is_prepared=True)
-        return row
-
     def run_with(self, questions: Sequence[Query], following: Sequence[Statement]) -> list[tuple[Any, ...]]:
         """Run the ledger's statements, and those that follow, in one round trip; also with BEGIN where none is open.
 
@@ -301,14 +293,9 @@ class HandlerConnection(Connection):
             "the error out, or put the statement that may fail into `with tx.begin_nested():`"
         )
 
-    def drop(self) -> None:
-        """Close the connection, which rolls its transaction back; the session opens another one."""
-        super().invalidate()
-        super().close()
-
-    def put_back(self) -> None:
-        """Return the connection to the pool; one that a handler has had is closed instead."""
-        if self.was_lent:
-            self.drop()
-        else:
+    def put_back(self, *, broken: bool = False) -> None:
+        """Return the connection to the pool; one that is broken, or that a handler has had, is closed instead."""
+        with suppress(DBAPIError):  # it was lost already; the pool discards it
+            if broken or self.was_lent:
+                super().invalidate()  # which rolls its transaction back
             super().close()

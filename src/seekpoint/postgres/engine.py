@@ -170,11 +170,11 @@ def check_connections(engine: Engine) -> Engine:
 
 def _check_session(connection: Connection) -> None:
     """Raise ConfigError for a session that cannot be used, and give it back as it is."""
-    driver = connection.connection.driver_connection
-    problem = _unreadable(driver) if isinstance(driver, psycopg.Connection) else None
-    if problem is not None:
+    try:
+        require_readable(connection.connection.driver_connection)
+    except ConfigError:
         connection.close()
-        raise ConfigError(_unusable(problem))
+        raise
     pooler.detect(connection)
 
 
@@ -184,15 +184,10 @@ def _refuse_autocommit(connection: Connection) -> None:
         raise ConfigError(_AUTOCOMMIT)
 
 
-def require_readable(driver: object, _record: object) -> None:
-    """Raise ConfigError for a new connection that cannot be used; a listener for engines that Seekpoint makes."""
-    problem = _unreadable(driver) if isinstance(driver, psycopg.Connection) else None
-    if problem is not None:
-        raise ConfigError(_unusable(problem))
-
-
-def _unusable(problem: str) -> str:
-    return f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET"
+def require_readable(driver: object, _record: object = None) -> None:
+    """Raise ConfigError for a connection that cannot be used; also a listener for engines that Seekpoint makes."""
+    if isinstance(driver, psycopg.Connection) and (problem := _unreadable(driver)) is not None:
+        raise ConfigError(f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET")
 
 
 def _unreadable(driver: psycopg.Connection[Any]) -> str | None:

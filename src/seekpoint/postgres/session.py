@@ -16,7 +16,6 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Engine, Transaction
-from sqlalchemy.exc import DBAPIError
 
 from seekpoint.postgres import pooler
 from seekpoint.postgres.connection import HandlerConnection
@@ -173,10 +172,4 @@ class Session:
         if connection is None:
             return
         self.wire.disconnected()
-        try:
-            if broken:
-                connection.drop()
-            else:
-                connection.put_back()
-        except DBAPIError:  # it was broken already; the pool discards it
-            return
+        connection.put_back(broken=broken)

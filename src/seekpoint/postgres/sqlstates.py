@@ -154,20 +154,17 @@ def was_interrupted(error: BaseException | None) -> bool:
 
 
 def _may_succeed_again(error: BaseException) -> bool:
-    if _pool_is_busy(error):
+    if isinstance(error, PoolTimeout):  # "QueuePool limit": nothing was sent
         return True
     inner = driver_error(error)
     if not isinstance(inner, psycopg.Error):
         return False
     code = sqlstate(error)
     if code is None:  # it never reached the server, or the answer is lost
-        return isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError) or _was_ended(error)
+        is_of_connection = isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError)
+        # If the server ends the session right after its answer, psycopg reports two results.
+        return is_of_connection or (isinstance(error, DBAPIError) and error.connection_invalidated)
     return fault(code) is Fault.TRANSIENT
-
-
-def _was_ended(error: BaseException) -> bool:
-    """Whether the server ended the session right after its answer, which psycopg then reports as two results."""
-    return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
 def may_be_of_before_alter(error: BaseException) -> bool:
@@ -226,10 +223,5 @@ def fault_of(error: BaseException) -> Fault | None:
 
 def connection_lost(error: BaseException) -> bool:
     """Whether the server's answer is missing, so that the outcome of a COMMIT is unknown."""
-    code = sqlstate(error)
-    return _may_succeed_again(error) and not _pool_is_busy(error) and (code is None or code[:2] in {"08", "57"})
-
-
-def _pool_is_busy(error: BaseException) -> bool:
-    """Whether the engine's pool had no connection to give ("QueuePool limit"): nothing was sent."""
-    return isinstance(error, PoolTimeout)
+    code, was_sent = sqlstate(error), not isinstance(error, PoolTimeout)
+    return was_sent and _may_succeed_again(error) and (code is None or code[:2] in {"08", "57"})

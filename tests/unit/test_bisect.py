@@ -24,7 +24,7 @@ class Part:
         if self.bad & set(part):
             return PartFailure("bad")
         if len(part) > self.most:
-            return PartFailure("too long", is_timeout=True)
+            return PartFailure("too long", was_cancelled=True)
         self.applied += part
         return None
 
@@ -77,7 +77,7 @@ def test_a_part_that_fails_only_as_a_whole_is_applied_and_its_size_is_known() ->
 
 def test_a_wait_for_a_lock_says_nothing_of_the_size() -> None:
     def run(part: Sequence[int]) -> PartFailure[str] | None:
-        return PartFailure("lock", is_timeout=True, waited=True) if len(part) > 1 else None
+        return PartFailure("lock", was_cancelled=True, waited=True) if len(part) > 1 else None
 
     assert {found.too_many for found in bisect(8, run)} == {None}
 

@@ -21,7 +21,7 @@ from seekpoint.ledger.sql import GROUPS, REPLAY_REQUEST, RESETS
 from seekpoint.records import State
 from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, lean
 from seekpoint.worker.replay.plan import Planned, in_key_order
-from seekpoint.worker.replay.preconditions import refused
+from seekpoint.worker.replay.preconditions import replay_refusal
 from seekpoint.worker.replay.requests import MOST, SECONDS
 
 REQUESTED = "request replay"  # in the history
@@ -104,7 +104,7 @@ def plan_replay(ledger: Ledger, chosen: Chosen) -> ReplayPlan:
     positions = {at.partition: at for at in ledger.read()}
     planned, dead_letters = [], DeadLetters(ledger)
     for one in map(lean, chosen_dead_letters(dead_letters, chosen)):
-        refusal = refused(one, positions.get(one.at))
+        refusal = replay_refusal(one, positions.get(one.at))
         planned.append(Planned(one, None if refusal is None else refusal.reason))
     in_order = {topic for topic, declared in (group.declared or {}).items() if declared.get("keep_key_order")}
     ordered = in_key_order(

@@ -276,7 +276,9 @@ def _granted(row: Sequence[Any], topic_ids: Mapping[str, UUID]) -> Claim:
     return Claim(at, token, epoch, position, leader_epoch, topic_id, unreleased, attempt, suspect_end, part_end)
 
 
-def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) -> dict[Partition, TopicRecreated]:
+def recreated_topics(
+    tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]
+) -> dict[Partition, TopicRecreated]:
     """The errors of partitions that were left out: their rows belong to another topic id."""
     rows = tx.execute(WORKER["positions"], **asking_for(left))
     stops = {}

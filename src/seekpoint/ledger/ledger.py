@@ -213,7 +213,7 @@ class Ledger:
         if not left and not stalled:
             return Claimed(granted, {})
         with self.begin() as tx:
-            refused = _claim.refused(tx, claimant, left) if left else {}
+            refused = _claim.recreated_topics(tx, claimant, left) if left else {}
             ended = _claim.end_abandoned(tx, stalled, self.limits.transaction_age) if stalled else ()
         return Claimed(granted, refused, tuple(stalled), ended)
 

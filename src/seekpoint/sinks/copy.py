@@ -259,7 +259,7 @@ class _Copy:
         return self._copy
 
 
-def refused(error: psycopg.Error, path: Sequence[str], row_of: Callable[[int], int | None]) -> Exception:
+def copy_error(error: psycopg.Error, path: Sequence[str], row_of: Callable[[int], int | None]) -> Exception:
     """The error with its row, where it is a row's fault: the server names the line."""
     if (error.diag.sqlstate or error.sqlstate) is None or fault_of_error(error) is not Fault.DATA:
         return error
@@ -289,4 +289,4 @@ def open_copy(
         with copy._stack:  # noqa: SLF001 -- the block's other half
             yield copy
     except psycopg.Error as error:
-        raise refused(error, path, lambda line: line) from error
+        raise copy_error(error, path, lambda line: line) from error

@@ -23,12 +23,12 @@ E = TypeVar("E")
 class PartFailure(NamedTuple, Generic[E]):
     """Why a part failed. ``named``: which of the records did, where the error says so.
 
-    ``is_timeout``: a statement took longer than it may; ``waited``: for a lock, which says nothing of its size.
+    ``was_cancelled``: a statement took longer than it may; ``waited``: for a lock, which says nothing of its size.
     """
 
     error: E
     named: tuple[int, ...] = ()
-    is_timeout: bool = False
+    was_cancelled: bool = False
     waited: bool = False
 
 
@@ -174,7 +174,7 @@ def bisect(
 def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E]) -> Found[E]:
     """Find the record that fails in a part, which ends at ``end``; everything in front of it was applied."""
     low, high, is_known = 0, len(part), True  # part[low:high] fails, if that is known; what is below is applied
-    too_many = high if failure.is_timeout and not failure.waited else None
+    too_many = high if failure.was_cancelled and not failure.waited else None
     while not failure.named and high - low > 1:
         middle = (low + high) // 2
         below = run(part[low:middle])
@@ -182,7 +182,7 @@ def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E])
             low, is_known = middle, False
             continue
         high, failure, is_known = middle, below, True
-        if failure.is_timeout:
+        if failure.was_cancelled:
             too_many = None if failure.waited else high - low
     after = part[high] if high < len(part) else end
     if not is_known and not failure.named:  # alone, it may succeed: not every error is one record's fault

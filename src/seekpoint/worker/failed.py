@@ -51,7 +51,7 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
         return self._blamed.get(raw.id, self.error)
 
     @property
-    def is_timeout(self) -> bool:
+    def was_cancelled(self) -> bool:
         """Whether the server cancelled a statement, mostly for the time that it took."""
         return sqlstate(self.error) == QUERY_CANCELED  # statement_timeout, mostly
 

@@ -27,8 +27,7 @@ from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.sqlstates import is_transient
-from seekpoint.records import RawRecord
-from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
+from seekpoint.worker.assignment import Resources, WorkerAssignment
 from seekpoint.worker.batch_size import BatchSize
 from seekpoint.worker.broker_answers import BrokersBack, ConsumerCheck, ConsumerUnanswered, patience
 from seekpoint.worker.heartbeat import Heartbeat
@@ -316,17 +315,13 @@ class Loop:
         if (chunk := self._reader.read(self._size.records, 0 if has_tried else POLL)) is None:
             self._took = 0.0
             return
-        buffer = Buffer(chunk, lambda: self._draw(buffer), self._assignment.topic_ids, self._size.limits)
+        reader, limits = self._reader, self._size.limits
+        buffer = Buffer(chunk, lambda: reader.draw(buffer.room, buffer.held), self._assignment.topic_ids, limits)
         began = monotonic()
         with self._heartbeat:
             self._committer.commit(OpenBatch(buffer))
         self._took = monotonic() - began
         self._recovered()
-
-    def _draw(self, buffer: Buffer) -> Chunk[RawRecord] | None:
-        """More records for the open batch; None once a partition was taken away or the end was asked for."""
-        has_ended = self._assignment.partitions.has_revoked or self._stopping.is_set()
-        return None if has_ended else self._reader.read(buffer.room, 0, buffer.held)
 
     def _raise_if_strict(self) -> None:
         if self._pipeline.strict and (stopped := self._assignment.stopped):

@@ -92,7 +92,7 @@ def apply_parts(
     release one.
     """
     parts, failed = Parts(tx, writers, records, batch, mode, keeps_locks=keeps_locks), mode.failed
-    known = None if failed is None else PartFailure(failed, (), failed.is_timeout, failed.waited)
+    known = None if failed is None else PartFailure(failed, (), failed.was_cancelled, failed.waited)
     for found in bisect(len(records), parts.run, strides, parts.admitted, known):
         parts.decide([records[n].raw for n in found.indexes], found.error)
     return Written(parts.applied, parts.rows)
@@ -157,7 +157,7 @@ class Parts:
         try:
             counts = self._write(records)
         except Failed as failed:
-            if self._mode.is_patient and failed.fault is Fault.TRANSIENT and not failed.is_timeout:
+            if self._mode.is_patient and failed.fault is Fault.TRANSIENT and not failed.was_cancelled:
                 raise
             if self._mode.attempt == 1 and failed.is_of_before_alter:
                 raise
@@ -172,7 +172,7 @@ class Parts:
     def _failure(self, failed: Failed, part: Sequence[int]) -> PartFailure[Failed]:
         """What the error says of the part in which it came."""
         at = {self._records[n].raw.id: n for n in part} if failed.named else {}
-        return PartFailure(failed, tuple(at[raw.id] for raw in failed.named), failed.is_timeout, failed.waited)
+        return PartFailure(failed, tuple(at[raw.id] for raw in failed.named), failed.was_cancelled, failed.waited)
 
     def _write(self, part: Sequence[DecodedRecord]) -> Sequence[int]:
         counts = write(self._tx, self._writers, part, part_spans(part) if self._pipeline.handle is not None else ())
@@ -189,7 +189,7 @@ class Parts:
         """Whose fault it is that these were refused; raises the error where it is no record's."""
         if failed.fault is Fault.DATA:
             return failed.cause
-        if failed.is_timeout:
+        if failed.was_cancelled:
             for error in {failed.error, driver_error(failed.error)}:
                 add_note(error, ONE_TOO_LONG)
         others = () if self._sink(failed) in self._proven else self._others(raws, failed)

@@ -63,6 +63,14 @@ class Reader:
             return due if due is not None and len(due) else None
         return new if due is None or not len(due) else due.and_then(new)
 
+    def draw(self, most: int, held: frozenset[Partition] | None) -> Chunk[RawRecord] | None:
+        """Up to ``most`` more records for the open batch; None also where that is to end."""
+        return None if self._ends_batch() else self.read(most, 0, held)
+
+    def _ends_batch(self) -> bool:
+        """Whether a partition was taken away, or the end was asked for."""
+        return self._assignment.partitions.has_revoked or self._is_ending()
+
     def _new(self, most: int, wait: float, held: frozenset[Partition] | None) -> Chunk[RawRecord]:
         """Up to ``most`` new records. For small batches more are read at once, and kept.
 
@@ -124,7 +132,7 @@ class Reader:
 
     def _may_read_ahead(self) -> bool:
         assignment, limits = self._assignment, self._limits
-        if not self.has_more() or self._failed is not None or assignment.partitions.has_revoked or self._is_ending():
+        if not self.has_more() or self._failed is not None or self._ends_batch():
             return False
         if assignment.scheduler:  # what waits there is applied first
             return False

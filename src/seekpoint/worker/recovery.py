@@ -116,7 +116,7 @@ def _of_failed(failed: Failed, *, is_first: bool, is_last: bool) -> Recovery:
     if failed.fault is Fault.DATA:
         named = [(raw, failed.error_of(raw), failed.cause) for raw in failed.named]
         return Isolate(events.Bisecting(error=failed.error), named, _known(failed))
-    if failed.is_timeout:
+    if failed.was_cancelled:
         return Isolate(events.DatabaseTrouble(error=error), known=failed)  # as a whole it would take as long again
     if failed.fault is Fault.TRANSIENT or sqlstate(failed.error) == STALE_PLAN:
         trouble = events.DatabaseTrouble(error=error)

@@ -21,7 +21,7 @@ from seekpoint.kafka.ranges import Range
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim
 from seekpoint.ledger.admin_actions import PAUSER, pauser, set_paused
-from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
+from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, recreated_topics
 from seekpoint.ledger.declaration import Declaration
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import BATCH, GROUPS
@@ -55,7 +55,7 @@ def open_claims(
         prepare(scope, claimant, brokers.start)
     granted = claim(scope, claimant, partitions)
     scope.execute(BATCH["set_paused"], paused=True)
-    for stop in refused(scope, claimant, [p for p in partitions if p not in granted]).values():
+    for stop in recreated_topics(scope, claimant, [p for p in partitions if p not in granted]).values():
         raise stop
     require_no_held_keys(scope, pipeline, brokers.ids)
     return granted

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.run import Driver, Progress, Run, StagedPosition, Step, Tx
-from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
+from seekpoint.jobs.staging.constraint_rejects import Rejects, refused_records
 from seekpoint.jobs.staging.distance import require_topics
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
 from seekpoint.jobs.staging.staged_rows import StagedRows
@@ -188,8 +188,9 @@ def _refused(
     for target in found:
         replaces = tx.run.strategy == "swap"
         make = partial(_all_indexes, tx.connection, staging, target) if replaces else None
-        refused_ = refused(tx, staging, target, found, placed=partial(staged.placed, target), make=make)
-        bad |= {(staged.places[place], at): error for (place, at), error in refused_.items()}
+        placed = partial(staged.placed, target)
+        refused = refused_records(tx, staging, target, found, placed=placed, make=make)
+        bad |= {(staged.places[place], at): error for (place, at), error in refused.items()}
     if bad:
         savepoint.rollback()
     else:

@@ -30,7 +30,7 @@ Place = tuple[str, Partition]  # group and partition
 _Key = tuple[int, int]  # the number of the place, and the offset
 
 
-def refused(
+def refused_records(
     tx: Tx,
     staging: Staging,
     target: Target,

@@ -18,7 +18,7 @@ from seekpoint.sinks.arrow.exact_types import holds
 from seekpoint.sinks.column_type import JSON
 from seekpoint.sinks.column_types import types_now
 from seekpoint.sinks.conversions import EXACT, Conversions
-from seekpoint.sinks.copy import Texts, begin_copy, driver_of, refused, writing_cursor
+from seekpoint.sinks.copy import Texts, begin_copy, copy_error, driver_of, writing_cursor
 from seekpoint.sinks.encoders import ColumnEncoder, Unwritable, needs_look
 from seekpoint.sinks.target_table import recalled
 
@@ -169,4 +169,4 @@ def open_copies(
             yield copies
             copies.flush()
     except psycopg.Error as error:
-        raise refused(error, path, copies.taken) from error
+        raise copy_error(error, path, copies.taken) from error

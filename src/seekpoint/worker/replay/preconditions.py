@@ -45,7 +45,7 @@ def check_topic(dead_letter: DeadLetter, pipeline: Pipeline) -> None:
         )
 
 
-def refused(dead_letter: DeadLetter, position: Position | None) -> Fenced | None:
+def replay_refusal(dead_letter: DeadLetter, position: Position | None) -> Fenced | None:
     """Why a dead letter is not to be replayed, as far as it and its partition's position say."""
     name = _name(dead_letter)
     if not dead_letter.is_open:

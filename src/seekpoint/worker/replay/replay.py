@@ -20,7 +20,13 @@ from seekpoint.postgres.session import Session
 from seekpoint.records import storable
 from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, chosen_dead_letters, lean, open_at
 from seekpoint.worker.replay.plan import Key, Planned, in_key_order, key_of
-from seekpoint.worker.replay.preconditions import check_group, check_topic, keeps_order, not_first_of_key, refused
+from seekpoint.worker.replay.preconditions import (
+    check_group,
+    check_topic,
+    keeps_order,
+    not_first_of_key,
+    replay_refusal,
+)
 from seekpoint.worker.replay.replay_one import Replayed, Replayer
 
 Progress = Callable[[Replayed, int, int], None]  # the last one; how many are done; how many there are, as known now
@@ -88,7 +94,7 @@ class DeadLetterReplay(DeadLetterAdmin):
         planned = []
         for dead_letter in map(lean, chosen_dead_letters(self._dead_letters, chosen)):
             check_topic(dead_letter, self.pipeline)
-            refusal = refused(dead_letter, positions.get(dead_letter.at))
+            refusal = replay_refusal(dead_letter, positions.get(dead_letter.at))
             planned.append(Planned(dead_letter, None if refusal is None else refusal.reason))
         return in_key_order(self._dead_letters, planned, self._keeps_order)
 

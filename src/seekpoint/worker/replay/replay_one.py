@@ -28,7 +28,7 @@ from seekpoint.worker.replay.preconditions import (
     closed,
     keeps_order,
     not_first_of_key,
-    refused,
+    replay_refusal,
 )
 from seekpoint.worker.waiting import Stopwatch
 from seekpoint.worker.write import write
@@ -173,9 +173,8 @@ class Replayer:
     def _admit(self, tx: Connection, dead_letter: DeadLetter) -> None:
         scope = self._ledger.group_connection(tx)
         check_group(scope.execute(GROUPS["read"]).one(), self._pipeline, while_paused=self._while_paused)
-        if (
-            refusal := refused(dead_letter, positions_of(scope, [dead_letter.at], locked=False).get(dead_letter.at))
-        ) is not None:
+        position = positions_of(scope, [dead_letter.at], locked=False).get(dead_letter.at)
+        if (refusal := replay_refusal(dead_letter, position)) is not None:
             raise refusal
         check_topic(dead_letter, self._pipeline)
         if keeps_order(self._pipeline, dead_letter):

@@ -9,30 +9,22 @@ from time import monotonic
 from typing import Any, overload
 
 from sqlalchemy import URL, Engine
-from sqlalchemy.exc import OperationalError
 
+from seekpoint.admin.apply_plan import Plan, apply_plan
 from seekpoint.admin.apply_resets import apply_resets
 from seekpoint.admin.by import By
 from seekpoint.admin.doctor import diagnose
 from seekpoint.admin.explanation import Explanation, explain
 from seekpoint.admin.findings import Diagnosis
-from seekpoint.admin.forget import (
-    ForgetPlan,
-    ForgetResult,
-    ForgottenGroup,
-    apply_forget,
-    forgotten_groups,
-    plan_forget,
-    plan_undo,
-)
+from seekpoint.admin.forget import ForgetPlan, ForgetResult, ForgottenGroup, forgotten_groups, plan_forget, plan_undo
 from seekpoint.admin.groups import Topics, known_group, within
 from seekpoint.admin.history import Action, ActionFilter, history, recent_actions
-from seekpoint.admin.import_offsets import ImportPlan, Missing, apply_import, plan_import
-from seekpoint.admin.losses import AcceptPlan, LostRange, accept, lost_ranges, plan_lost, plan_topic
-from seekpoint.admin.mirror import MirrorPlan, apply_mirror, plan_mirror
-from seekpoint.admin.pauses import PausePlan, apply_pause, plan_pause
+from seekpoint.admin.import_offsets import ImportPlan, Missing, plan_import
+from seekpoint.admin.losses import AcceptPlan, LostRange, lost_ranges, plan_lost, plan_topic
+from seekpoint.admin.mirror import MirrorPlan, plan_mirror
+from seekpoint.admin.pauses import PausePlan, plan_pause
 from seekpoint.admin.plan_resets import plan_reset
-from seekpoint.admin.purges import APPLIED, PurgePlan, apply_purge, plan_purge
+from seekpoint.admin.purges import APPLIED, PurgePlan, plan_purge
 from seekpoint.admin.record_in_log import RecordInFront, record_in_front
 from seekpoint.admin.reloads import ReloadStatus, reloads
 from seekpoint.admin.replace import Progress, ReplaceResult, replace_group
@@ -43,7 +35,7 @@ from seekpoint.admin.reset_to import ResetTo
 from seekpoint.admin.samples import Sample, samples
 from seekpoint.admin.status import GroupStatus, ask_brokers, names_of_all, read
 from seekpoint.admin.summaries import GroupSummary, ask_for_lag, summaries
-from seekpoint.errors import ConfigError, Fenced
+from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.roles import Role
@@ -52,7 +44,6 @@ from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition, State
 from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin
 
@@ -327,7 +318,7 @@ class Admin:
     ) -> ResetResult: ...
     def apply(
         self,
-        plan: PausePlan | AcceptPlan | ForgetPlan | PurgePlan | ImportPlan | MirrorPlan | ResetPlan,
+        plan: Plan | ResetPlan,
         *,
         reason: str,
         actor: str | None = None,
@@ -348,36 +339,7 @@ class Admin:
         by = By.of(actor, reason)
         if isinstance(plan, ResetPlan):
             return apply_resets(ledger, plan, by, wait=wait, each=each, accept_loss=accept_loss)
-        try:
-            return self._carry_out(ledger, plan, by)
-        except OperationalError as error:
-            if sqlstate(error) != LOCK_NOT_AVAILABLE:
-                raise
-            raise Fenced(
-                f"another session has locked group {plan.group!r} or one of its partitions for long: nothing was done; "
-                "try again"
-            ) from error
-
-    def _carry_out(
-        self,
-        ledger: Ledger,
-        plan: PausePlan | AcceptPlan | ForgetPlan | PurgePlan | ImportPlan | MirrorPlan,
-        by: By,
-    ) -> ForgetResult | dict[str, int] | None:
-        match plan:
-            case PausePlan():
-                apply_pause(ledger, plan, by)
-            case AcceptPlan():
-                accept(ledger, plan, by)
-            case ImportPlan():
-                apply_import(ledger, plan, by, kafka=self._brokers(), timeout=KAFKA_TIMEOUT)
-            case MirrorPlan():
-                apply_mirror(ledger, plan, by, kafka=self._brokers(), timeout=KAFKA_TIMEOUT)
-            case ForgetPlan():
-                return apply_forget(ledger, plan, by)
-            case PurgePlan():
-                return apply_purge(ledger, plan, by)
-        return None
+        return apply_plan(ledger, plan, by, self._brokers, KAFKA_TIMEOUT)
 
     def wait_until_applied(self, group: str, result: ResetResult, timeout: float) -> None:
         """Wait until the workers are again where the partitions were that a reset has put back.

@@ -1,0 +1,52 @@
+"""Carries out a plan: each kind by its own module, and Fenced where another session holds a lock for too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy.exc import OperationalError
+
+from seekpoint.admin.by import By
+from seekpoint.admin.forget import ForgetPlan, ForgetResult, apply_forget
+from seekpoint.admin.import_offsets import ImportPlan, apply_import
+from seekpoint.admin.losses import AcceptPlan, accept
+from seekpoint.admin.mirror import MirrorPlan, apply_mirror
+from seekpoint.admin.pauses import PausePlan, apply_pause
+from seekpoint.admin.purges import PurgePlan, apply_purge
+from seekpoint.errors import Fenced
+from seekpoint.ledger import Ledger
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+
+Plan = PausePlan | AcceptPlan | ForgetPlan | PurgePlan | ImportPlan | MirrorPlan
+
+
+def apply_plan(
+    ledger: Ledger, plan: Plan, by: By, brokers: Callable[[], Mapping[str, Any]], timeout: float
+) -> ForgetResult | dict[str, int] | None:
+    """Carry out a plan, or raise with nothing done: Fenced where the group has changed since, or stays locked.
+
+    ``brokers`` returns their configuration, or raises; they may take ``timeout`` seconds.
+    """
+    try:
+        match plan:
+            case PausePlan():
+                apply_pause(ledger, plan, by)
+            case AcceptPlan():
+                accept(ledger, plan, by)
+            case ImportPlan():
+                apply_import(ledger, plan, by, kafka=brokers(), timeout=timeout)
+            case MirrorPlan():
+                apply_mirror(ledger, plan, by, kafka=brokers(), timeout=timeout)
+            case ForgetPlan():
+                return apply_forget(ledger, plan, by)
+            case PurgePlan():
+                return apply_purge(ledger, plan, by)
+    except OperationalError as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        raise Fenced(
+            f"another session has locked group {plan.group!r} or one of its partitions for long: nothing was done; "
+            "try again"
+        ) from error
+    return None

@@ -10,7 +10,8 @@ token, which fences the owner.
 """
 
 from seekpoint.ledger.admin_actions import LastReset
-from seekpoint.ledger.advance import Expected, Move, SuspectNote
+from seekpoint.ledger.advance import Expected, Move
+from seekpoint.ledger.attempts import SuspectNote
 from seekpoint.ledger.claim import Attempt, Claim, Claimed, StartOffsets
 from seekpoint.ledger.ledger import Ledger
 from seekpoint.ledger.positions import Position, Stop

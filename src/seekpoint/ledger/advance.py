@@ -21,7 +21,6 @@ from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_err
 _HELD = ("held_topic", "held_partition", "held_token", "held_from_offset")
 _MOVING = ("moving_topic", "moving_partition", "moving_token", "moving_from_offset", "moving_to_offset",
            "moving_leader_epoch", "moving_record_time")  # fmt: skip
-_CLAIMED = ("claimed_topic", "claimed_partition", "claimed_token")
 # How a refusal begins that is raised inside SQL, and what it says where hold and advance were not one transaction.
 _REFUSAL = "seekpoint: "
 _ENDED = "the transaction that held the rows has ended"
@@ -47,18 +46,6 @@ class Move:
     to_offset: int
     leader_epoch: int | None = None
     record_time: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SuspectNote:
-    """The end of a partition's suspect range; None: there is none any more.
-
-    ``part_end`` is the end of the part that is about to be applied; None: none is.
-    """
-
-    claim: Claim
-    end: int | None
-    part_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +135,6 @@ def _holding(rows: Sequence[Sequence[Any]], settings: Settings) -> dict[str, Any
         "synchronous_commit": "on" if settings.synchronous_commit else "off",
         "transaction_age": f"{round(settings.transaction_age * 1000)}ms",
     }
-
-
-def lock_claimed(tx: GroupConnection, claims: Sequence[Claim]) -> None:
-    """Lock the rows of these claims, in the order of locks; raises Fenced where one is not current."""
-    rows = arrays([(*claim.partition, claim.token) for claim in claims], *_CLAIMED)
-    fenced(tx, WORKER["lock_claimed"], {"expected": len(claims), **rows})
 
 
 def fenced(tx: GroupConnection, query: Query, parameters: dict[str, Any]) -> Any:

@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from copy import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Connection, Engine
-from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import ConfigError, DeclarationDiffers, PartitionStopped, StandbyRequired
 from seekpoint.ledger import admin_actions
 from seekpoint.ledger import claim as _claim
 from seekpoint.ledger import wait as _wait
 from seekpoint.ledger.admin_actions import LastReset
-from seekpoint.ledger.advance import (
-    Expected,
-    Move,
-    Settings,
-    SuspectNote,
-    advance,
-    hold,
-    hold_and_advance,
-    lock_claimed,
-)
+from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold, hold_and_advance
+from seekpoint.ledger.attempts import SuspectNote, record_attempts, record_suspects
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
 from seekpoint.ledger.positions import Position, position, positions_of
-from seekpoint.ledger.schema_connection import APPLICATION, GroupConnection
+from seekpoint.ledger.schema_connection import APPLICATION
 from seekpoint.ledger.sql import GROUPS, WORKER, arrays
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.ledger.transactions import GroupTransactions, unless_locked
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import apart, postgres_engine
+from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.round_trip import Statement
-from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from seekpoint.records import SAID, Partition, storable
+from seekpoint.records import Partition
 
-T = TypeVar("T")
-
-_NOTED = ("noted_topic", "noted_partition", "noted_offset", "noted_number", "noted_error", "noted_wait",
-          "noted_allowed", "noted_policy")  # fmt: skip
-_SUSPECTED = ("suspected_topic", "suspected_partition", "suspected_end_offset", "suspected_part_end")
 _RELEASED = ("released_topic", "released_partition", "released_token")
-_LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgres can hold
 
 
-class Ledger:
+class Ledger(GroupTransactions):
     """A group's positions and claims, stored in the database that holds its results.
 
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``version`` the handler's version:
@@ -87,19 +70,13 @@ class Ledger:
         self._synchronous_commit = synchronous_commit
         self.draw_owner()
 
-    @contextmanager
-    def apart(self) -> Iterator[Ledger]:
-        """This ledger on one connection of its own, closed at the block's end: it takes none of the engine's pool."""
-        made = copy(self)
-        with apart(self.engine) as made.engine:
-            yield made
-
     def draw_owner(self) -> None:
         """Become another owner, as after a fork. A release and a claim recognize their own claims by it."""
         self.owner = uuid4()
         self._declaration = replace(self._declaration, seen={})
+        self.application_name = f"{APPLICATION}{self.owner.hex[:8]} {self.group}"[:63]
         self._settings = Settings(
-            application_name=f"{APPLICATION}{self.owner.hex[:8]} {self.group}"[:63],
+            application_name=self.application_name,
             synchronous_commit=self._synchronous_commit,
             transaction_age=self.limits.transaction_age,
         )
@@ -145,17 +122,7 @@ class Ledger:
         release before, its process crashed in it. An advance or a reset clears what is stored; a release keeps it.
         Returns the claims as they are after COMMIT. Raises Fenced unless all of them are current.
         """
-        ordered = sorted(noted, key=lambda pair: pair[0].partition)
-        rows = []
-        for claim, attempt in ordered:
-            error = None if attempt.error is None else storable(attempt.error[:SAID])
-            wait = None if attempt.wait is None else min(attempt.wait, _LONGEST_WAIT)
-            values = (attempt.offset, attempt.number, error, wait, attempt.allowed, attempt.then)
-            rows.append((*claim.partition, *values))
-        group = self.group_connection(tx)
-        lock_claimed(group, [claim for claim, _ in ordered])
-        group.execute(WORKER["record_attempts"], **arrays(rows, *_NOTED))
-        return [replace(claim, attempt=attempt) for claim, attempt in ordered]
+        return record_attempts(self.group_connection(tx), noted)
 
     def record_attempts_alone(self, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
         """Record attempts in a durable transaction of its own, before a record is tried that may crash the process."""
@@ -169,11 +136,7 @@ class Ledger:
         process, without a release before, its process crashed in the part. An advance beyond the range, or a reset,
         clears what is stored. Raises Fenced unless all claims are current.
         """
-        ordered = sorted(noted, key=lambda one: one.claim.partition)
-        rows = [(*one.claim.partition, one.end, one.part_end) for one in ordered]
-        group = self.group_connection(tx)
-        lock_claimed(group, [one.claim for one in ordered])
-        group.execute(WORKER["record_suspects"], **arrays(rows, *_SUSPECTED))
+        record_suspects(self.group_connection(tx), noted)
 
     def record_suspects_alone(self, noted: Iterable[SuspectNote]) -> None:
         """Record suspects in a durable transaction of its own, before the part is applied."""
@@ -293,7 +256,7 @@ class Ledger:
         locked: set[Partition] = set()
         for stop in sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition):
             transaction = self.begin(0.0 if locked else self._short_wait)
-            if _unless_locked(transaction, partial(_claim.record_stop, stop=stop)) is None:
+            if unless_locked(transaction, partial(_claim.record_stop, stop=stop)) is None:
                 locked.add(stop.partition)
         return locked
 
@@ -401,52 +364,6 @@ class Ledger:
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def group_connection(self, connection: Connection) -> GroupConnection:
-        """The caller's connection, for statements on this group's rows."""
-        return GroupConnection(connection, self.schema, self.group)
-
-    def configure(self, tx: Connection, lock_wait: float | None = None) -> None:
-        """Make a transaction durable, also with ``synchronous_commit=False``, and bound its lock waits (seconds).
-
-        The first statement of a transaction that is not a batch's; ``lock_wait`` is ``Limits.claim_wait`` by default.
-        """
-        self.group_connection(tx).execute(WORKER["configure"], **self._configuration(lock_wait))
-
-    def _configuration(self, lock_wait: float | None) -> dict[str, str]:
-        """The parameters of ``CONFIGURE``."""
-        wait = self.limits.claim_wait if lock_wait is None else lock_wait
-        return {
-            "lock_timeout": f"{max(1, round(wait * 1000))}ms",
-            "application_name": self._settings.application_name,
-        }
-
-    @property
-    def _short_wait(self) -> float:
-        """Seconds to wait for one row's lock where other partitions must not wait for it."""
-        return min(0.05, self.limits.claim_wait)
-
-    @contextmanager
-    def begin(self, lock_wait: float | None = None) -> Iterator[GroupConnection]:
-        """A transaction of the ledger's own: durable, and with bounded lock waits."""
-        with self._transaction() as tx:
-            self.configure(tx.connection, lock_wait)
-            yield tx
-
-    @contextmanager
-    def _transaction(self) -> Iterator[GroupConnection]:
-        """A transaction that is not configured yet."""
-        with self.engine.connect() as connection:
-            connection.execution_options(isolation_level="READ COMMITTED")
-            with connection.begin():
-                yield self.group_connection(connection)
-
-    @contextmanager
-    def _plain_read(self) -> Iterator[GroupConnection]:
-        """A connection for plain reads, without a transaction: one round trip each."""
-        with self.engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
-            yield self.group_connection(connection)
-
     def _prepare(self, claimant: Claimant, start: StartOffsets) -> None:
         with self._plain_read() as tx:
             if not _claim.needs_preparing(tx, claimant):
@@ -474,17 +391,4 @@ class Ledger:
     ) -> dict[Partition, Claim] | None:
         """Claim in one transaction; None if a lock was waited for longer than ``wait`` seconds."""
         configuration = self._configuration(wait)
-        return _unless_locked(self._transaction(), lambda tx: _claim.claim(tx, claimant, wanted, configuration))
-
-
-def _unless_locked(
-    transaction: AbstractContextManager[GroupConnection], step: Callable[[GroupConnection], T]
-) -> T | None:
-    """Run ``step`` in the transaction; None if a lock was waited for longer than it is allowed there."""
-    try:
-        with transaction as tx:
-            return step(tx)
-    except OperationalError as error:
-        if sqlstate(error) != LOCK_NOT_AVAILABLE:
-            raise
-        return None
+        return unless_locked(self._transaction(), lambda tx: _claim.claim(tx, claimant, wanted, configuration))

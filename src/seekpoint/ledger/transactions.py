@@ -1,0 +1,98 @@
+"""Transactions on the ledger's tables: durable, with bounded waits for locks, under a name that operators find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from typing import Self, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
+
+from seekpoint.ledger.schema_connection import GroupConnection
+from seekpoint.ledger.sql import WORKER
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import apart
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+
+T = TypeVar("T")
+
+
+class GroupTransactions:
+    """Opens transactions on one group's rows, on connections of ``engine``.
+
+    ``application_name`` is what they are called in ``pg_stat_activity``.
+    """
+
+    engine: Engine
+    group: str
+    schema: str
+    limits: Limits
+    application_name: str
+
+    @contextmanager
+    def apart(self) -> Iterator[Self]:
+        """The same on one connection of its own, closed at the block's end: it takes none of the engine's pool."""
+        made = copy(self)
+        with apart(self.engine) as made.engine:
+            yield made
+
+    def group_connection(self, connection: Connection) -> GroupConnection:
+        """The caller's connection, for statements on this group's rows."""
+        return GroupConnection(connection, self.schema, self.group)
+
+    def configure(self, tx: Connection, lock_wait: float | None = None) -> None:
+        """Make a transaction durable, also with ``synchronous_commit=False``, and bound its lock waits (seconds).
+
+        The first statement of a transaction that is not a batch's; ``lock_wait`` is ``Limits.claim_wait`` by default.
+        """
+        self.group_connection(tx).execute(WORKER["configure"], **self._configuration(lock_wait))
+
+    def _configuration(self, lock_wait: float | None) -> dict[str, str]:
+        """The parameters of ``CONFIGURE``."""
+        wait = self.limits.claim_wait if lock_wait is None else lock_wait
+        return {
+            "lock_timeout": f"{max(1, round(wait * 1000))}ms",
+            "application_name": self.application_name,
+        }
+
+    @property
+    def _short_wait(self) -> float:
+        """Seconds to wait for one row's lock where other partitions must not wait for it."""
+        return min(0.05, self.limits.claim_wait)
+
+    @contextmanager
+    def begin(self, lock_wait: float | None = None) -> Iterator[GroupConnection]:
+        """A transaction of the ledger's own: durable, and with bounded lock waits."""
+        with self._transaction() as tx:
+            self.configure(tx.connection, lock_wait)
+            yield tx
+
+    @contextmanager
+    def _transaction(self) -> Iterator[GroupConnection]:
+        """A transaction that is not configured yet."""
+        with self.engine.connect() as connection:
+            connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                yield self.group_connection(connection)
+
+    @contextmanager
+    def _plain_read(self) -> Iterator[GroupConnection]:
+        """A connection for plain reads, without a transaction: one round trip each."""
+        with self.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            yield self.group_connection(connection)
+
+
+def unless_locked(
+    transaction: AbstractContextManager[GroupConnection], step: Callable[[GroupConnection], T]
+) -> T | None:
+    """Run ``step`` in the transaction; None if a lock was waited for longer than it is allowed there."""
+    try:
+        with transaction as tx:
+            return step(tx)
+    except OperationalError as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        return None

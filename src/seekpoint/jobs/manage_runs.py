@@ -150,7 +150,7 @@ def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
     for table in tables:
         if table.startswith(tuple(f"{attempt}_" for attempt in attempts)):
-            _run(engine, schema, ident.SQL(_DROP_TABLE).format(table=ident.Identifier(run.staging_schema, table)))
+            _run(engine, schema, composed(_DROP_TABLE, table=(run.staging_schema, table)))
 
 
 def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:

@@ -90,11 +90,9 @@ def lend_cursors(driver: psycopg.Connection[Any]) -> None:
 
 def lent_proxy(proxied: PoolProxiedConnection, driver: Any, misuse: Misuse) -> Any:
     """The pool's proxy as a handler has it: it refuses to commit, and to return to the pool or leave it."""
-    refused = {name: lambda *_, _name=name, **__: misuse(f"{_name}()") for name in _ENDS}
+    ends = ("commit", "close", "detach", "invalidate")
+    refused = {name: lambda *_, _name=name, **__: misuse(f"{_name}()") for name in ends}
     return Proxy(proxied, {**refused, "driver_connection": driver, "dbapi_connection": driver})
-
-
-_ENDS = ("commit", "close", "detach", "invalidate")
 
 
 @contextmanager

@@ -68,8 +68,6 @@ _ALTERED = frozenset(
     | {AMBIGUOUS_PARAMETER, INDETERMINATE_DATATYPE, INVALID_COLUMN_REFERENCE, GENERATED_ALWAYS}
 )
 
-_CHECKS_ROWS = "ExecWithCheckOptions"
-
 
 def fault(sqlstate: str | None) -> Fault:
     """Classify an SQLSTATE; None is a lost connection.
@@ -114,7 +112,7 @@ def fault_of_error(error: Error) -> Fault:
     code = error.diag.sqlstate or error.sqlstate
     if may_be_of_input(code) and _READING.match(error.diag.context or ""):
         code = INVALID_TEXT_REPRESENTATION
-    if code == INSUFFICIENT_PRIVILEGE and error.diag.source_function == _CHECKS_ROWS:
+    if code == INSUFFICIENT_PRIVILEGE and error.diag.source_function == "ExecWithCheckOptions":
         return Fault.DATA
     return fault(code)
 

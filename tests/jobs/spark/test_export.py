@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from jobs.spark.orders import DATABASE
 from seekpoint.errors import ArchiveDamaged, RangeLost
 from seekpoint.jobs.export import Export
-from seekpoint.jobs.export.export import Progress
 from seekpoint.jobs.reload import Reload
+from seekpoint.jobs.run import Progress
 from seekpoint.spark import SparkStager, SparkWriter
 from support.archive import Vault
 from support.reload_orders import Shop, doubled, of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID, uuid4
@@ -12,6 +12,7 @@ from sqlalchemy import URL, Engine
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.jobs.export.archive import Archive, manifest_of
 from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes
+from seekpoint.jobs.run import Progress
 from seekpoint.kafka.first_records import first_records, require_max_records
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Range, check_ranges
@@ -23,8 +24,6 @@ from seekpoint.records import Partition
 
 RANGE = 1_000_000  # offsets of one file
 FORMATS = ("parquet", "delta")
-
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,11 @@ def forecast(driver: Driver, found: Sequence[Target], differences: Sequence[Diff
 
 def _rate(tables: StagingTables, sample: int) -> float:
     """Seconds for a row, measured on a sample; a guess where a table without the live one's defaults refuses that."""
-    savepoint = tables.connection.begin_nested()
     try:
-        seconds = _seconds_a_row(tables, sample)
+        with tables.connection.begin_nested():
+            return _seconds_a_row(tables, sample)
     except psycopg.errors.IntegrityError:
-        savepoint.rollback()
         return UNSAMPLED
-    savepoint.commit()
-    return seconds
 
 
 def _seconds_a_row(tables: StagingTables, sample: int) -> float:

@@ -291,9 +291,8 @@ class Reload:
 
 def _refusal(error: Exception) -> ReloadRefused | None:
     """The refusal that an error ends the run with; None where database or brokers are unavailable: it stays open."""
-    return (
-        ReloadRefused([f"the database refuses the rebuilt rows: {one_line(error)}"]) if is_data_error(error) else None
-    )
+    reason = f"the database refuses the rebuilt rows: {one_line(error)}"
+    return ReloadRefused([reason]) if is_data_error(error) else None
 
 
 def _require_publishing(driver: Driver) -> None:

@@ -184,17 +184,15 @@ def _refused(
 ) -> dict[tuple[tuple[str, Partition], int], psycopg.Error]:
     """The records whose rows are refused, of all tables; none: the tables have their indexes."""
     bad: dict[tuple[tuple[str, Partition], int], psycopg.Error] = {}
-    savepoint = tx.connection.begin_nested()
-    for target in found:
-        replaces = tx.run.strategy == "swap"
-        make = partial(_all_indexes, tx.connection, staging, target) if replaces else None
-        placed = partial(staged.placed, target)
-        refused = refused_records(tx, staging, target, found, placed=placed, make=make)
-        bad |= {(staged.places[place], at): error for (place, at), error in refused.items()}
-    if bad:
-        savepoint.rollback()
-    else:
-        savepoint.commit()
+    with tx.connection.begin_nested() as savepoint:
+        for target in found:
+            replaces = tx.run.strategy == "swap"
+            make = partial(_all_indexes, tx.connection, staging, target) if replaces else None
+            placed = partial(staged.placed, target)
+            refused = refused_records(tx, staging, target, found, placed=placed, make=make)
+            bad |= {(staged.places[place], at): error for (place, at), error in refused.items()}
+        if bad:
+            savepoint.rollback()
     return bad
 
 

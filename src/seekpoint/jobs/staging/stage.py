@@ -33,7 +33,7 @@ from seekpoint.pipeline.policy import OnPoison
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.sqlstates import is_data_error
-from seekpoint.records import NewDeadLetter, Partition, RawRecord
+from seekpoint.records import NewDeadLetter, Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +266,7 @@ def left_out_of(connection: Connection, staging: Staging, group: str, range_: Ra
     spans = [range(start, end) for start, end in gaps if start < range_.end and end > range_.start]
     if not offsets and not spans:
         return nothing_left_out
-
-    def is_left_out(record: RawRecord) -> bool:
-        return record.offset in offsets or any(record.offset in span for span in spans)
-
-    return is_left_out
+    return lambda record: record.offset in offsets or any(record.offset in span for span in spans)
 
 
 _WRITES = "writes"  # the table of which tables each group writes: a task knows only its own pipeline

@@ -260,9 +260,8 @@ class HandlerConnection(Connection):
         try:
             results = begin_and_run(driver, [*ours, *following])
         except StatementFailed as failed:
-            may_succeed = failed.number >= len(ours) or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME
-            if may_succeed:  # when they are run in another way
-                raise
+            if failed.number >= len(ours) or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME:
+                raise  # they may succeed when they are run in another way
             raise failed.error from None
         return [rows[0] for rows in values_of(driver, results[: len(ours)])]
 

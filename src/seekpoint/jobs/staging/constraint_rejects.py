@@ -140,12 +140,12 @@ class Rejects:
         positions = {(at.group, at.partition): at for at in tx.positions()}
         for place in sorted({place for place, _ in bad}, key=str):
             position, pipeline = positions[place], self._pipelines[place[0]]
-            offsets = sorted(offset for its, offset in bad if its == place)
-            raws = [self._read_one(tx, position, offset) for offset in offsets]
-            for raw in raws:
-                failed = Failed(bad[place, raw.offset], Cause.DATABASE, [raw])
-                aside = dead_letter_of(pipeline, raw, failed, is_ordered=True)
-                keep_dead_letters(tx, staging, pipeline, [aside], {raw.topic: position.topic_id})
+            asides = []
+            for offset in sorted(offset for its, offset in bad if its == place):
+                raw = self._read_one(tx, position, offset)
+                failed = Failed(bad[place, offset], Cause.DATABASE, [raw])
+                asides.append(dead_letter_of(pipeline, raw, failed, is_ordered=True))
+            keep_dead_letters(tx, staging, pipeline, asides, {position.partition.topic: position.topic_id})
         return {*bad, *self.block(tx, staging)}
 
     def block(self, tx: Step, staging: Staging) -> set[tuple[Place, int]]:

@@ -162,6 +162,10 @@ def test_the_table_is_computed_from_what_was_sent_before_the_offsets() -> None:
     assert next(expected(log, {0: 2}, 3)).cents == 11 * kilometers + 1100
 
 
+def test_a_small_table_gets_fewer_records_a_second() -> None:
+    assert [show.rate_of(records) for records in (5_000, 20_000, 336_776)] == [100, 400, 1_000]
+
+
 def test_the_years_continue() -> None:
     found = list(islice(later(FLIGHTS), 12))
     assert [flight.id for flight in found] == list(range(1, 13))

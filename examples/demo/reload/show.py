@@ -38,7 +38,8 @@ from seekpoint.testing.servers.pair import Pair
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RATE = 1_000  # records a second while it runs
+RATE = 1_000  # records a second while it runs, at most
+SECONDS = 50  # in which a small table doubles
 PATIENCE = 60.0  # seconds for whatever a reload waits for
 DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable with the database's URL for Spark's tasks
 
@@ -50,6 +51,14 @@ RELOADS = (("merge", 2), ("swap", 3))
 WORKERS = {1: ("A", "B"), 2: ("C", "D"), 3: ("E", "F")}
 
 Tell = Callable[[str], None]
+
+
+def rate_of(records: int) -> int:
+    """Records a second while the demo runs on a table that begins with so many: fewer on a small table.
+
+    At the full rate a table of 5,000 rows grows to many times its size, and each poll and comparison reads all of it.
+    """
+    return min(RATE, records // SECONDS)
 
 
 def perform(records: int = RECORDS, *, spark: str | None = None, console: Console) -> Report:
@@ -141,7 +150,7 @@ class Stage:
         console: Console,
     ) -> None:
         self.engine, self._pair, self._console, self._spark = engine, pair, console, spark
-        self._count = len(year)
+        self._count, self._rate = len(year), rate_of(len(year))
         self.kafka = {"bootstrap.servers": pair.kafka.bootstrap}
         order = {"database": pair.postgres.url, "kafka": self.kafka | TIMES, "limits": LIMITS}
         self.pool = VersionedPool(order, PARTITIONS, folder)
@@ -172,7 +181,7 @@ class Stage:
     def play(self, reloads: Sequence[tuple[str, int]] = RELOADS) -> None:
         """Reloads, one after the other, while records are produced; raises DemoFailed where one cannot be done."""
         began = monotonic()
-        self.load.start(RATE)
+        self.load.start(self._rate)
         self.pool.rested("with records coming in")
         for strategy, version in reloads:
             self.reload(strategy, version)
@@ -239,7 +248,7 @@ class Stage:
         return Report(
             reloads=self.reloads,
             records=self.load.sent,
-            rate=RATE,
+            rate=self._rate,
             seconds=self._seconds,
             exit_codes=self._exit_codes,
             complaints=self.reader.complaints,

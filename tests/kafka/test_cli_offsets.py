@@ -18,7 +18,7 @@ from seekpoint.admin import admin as seekpoint_admin
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced
 from seekpoint.kafka.commits import Commit
 from support.command import seekpoint
-from support.failures import check_each
+from support.failures import check_each, for_each
 from support.kafka_postgres import Scene
 from support.trouble import put_stop
 
@@ -128,24 +128,26 @@ def test_a_running_worker_obeys_within_a_second(scene: Scene) -> None:
     assert sorted(scene.book.written(name)) == sorted([(0, n) for n in range(10)] * 2 + [(0, 10)])
 
 
-@pytest.mark.parametrize(
-    ("words", "to"),
-    [
-        (["--to-offset", "3"], 3),
-        (["--to-offset", "12"], 12),
-        (["--to-earliest"], 0),
-        (["--to-latest"], 15),
-        (["--to-current"], 10),
-        (["--shift-by", "-4"], 6),
-        (["--shift-by", "-40"], 0),
-        (["--shift-by", "2"], 12),
-        (["--to-datetime", "2020-01-01T00:00Z"], 0),
-        (["--to-datetime", "2999-01-01T00:00+02:00"], 15),
-        (["--by-duration", "PT1H"], 0),
-        (["--by-duration", "1d"], 0),
-    ],
-)
-def test_each_target_is_an_absolute_offset(scene: Scene, fixed: str, words: list[str], to: int) -> None:
+TARGETS: list[tuple[list[str], int]] = [
+    (["--to-offset", "3"], 3),
+    (["--to-offset", "12"], 12),
+    (["--to-earliest"], 0),
+    (["--to-latest"], 15),
+    (["--to-current"], 10),
+    (["--shift-by", "-4"], 6),
+    (["--shift-by", "-40"], 0),
+    (["--shift-by", "2"], 12),
+    (["--to-datetime", "2020-01-01T00:00Z"], 0),
+    (["--to-datetime", "2999-01-01T00:00+02:00"], 15),
+    (["--by-duration", "PT1H"], 0),
+    (["--by-duration", "1d"], 0),
+]
+
+
+@for_each(TARGETS, name=lambda target: " ".join(target[0]))
+def test_each_target_is_an_absolute_offset(target: tuple[list[str], int], scene: Scene, fixed: str) -> None:
+    words, to = target
+    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 10", "DELETE FROM {schema}.lost_range")
     plan = json.loads(reset(scene, "--all-topics", *words, "--json").stdout)
     [part] = plan["resets"]
     assert (part["topic"], part["position"], part["target"]) == (fixed, 10, to)
@@ -263,21 +265,20 @@ def test_offsets_are_exported_and_read_from_files(scene: Scene, stopped: str, tm
         assert scene.positions() == {(stopped, 0): 4}
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("t,0\n", "line 1: expected topic,partition,offset"),
-        ("t,0,-4\n", "line 1: expected topic,partition,offset"),
-        ("t,0,1\nt,0,2\n", "line 2: t/0 is named twice"),
-        ("another,t,0,1\n", "line 1: it is of group 'another'"),
-        ("unknown,0,1\n", "unknown/0 is not among the partitions to reset"),
-        ("[{}]", "missing required field"),
-        ('[{"topic": "t", "partition": 0, "offset": -1}]', "entry 1: partitions and offsets are 0 or greater"),
-    ],
-)
-def test_a_bad_file_is_refused_with_its_line(
-    scene: Scene, stopped: str, tmp_path: Path, content: str, said: str
-) -> None:
+BAD_FILES = [
+    ("t,0\n", "line 1: expected topic,partition,offset"),
+    ("t,0,-4\n", "line 1: expected topic,partition,offset"),
+    ("t,0,1\nt,0,2\n", "line 2: t/0 is named twice"),
+    ("another,t,0,1\n", "line 1: it is of group 'another'"),
+    ("unknown,0,1\n", "unknown/0 is not among the partitions to reset"),
+    ("[{}]", "missing required field"),
+    ('[{"topic": "t", "partition": 0, "offset": -1}]', "entry 1: partitions and offsets are 0 or greater"),
+]
+
+
+@for_each(BAD_FILES)
+def test_a_bad_file_is_refused_with_its_line(file: tuple[str, str], scene: Scene, stopped: str, tmp_path: Path) -> None:
+    content, said = file
     assert stopped
     (tmp_path / "offsets").write_text(content)
     assert said in reset(scene, "--all-topics", "--from-file", str(tmp_path / "offsets"), exits=2).stderr

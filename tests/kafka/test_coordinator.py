@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 
@@ -21,20 +23,27 @@ def new_broker() -> Iterator[KafkaServer]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "question",
-    ["write", "read", "members"],
-)
-def test_a_coordinator_that_loads_its_log_is_waited_for(
-    new_broker: KafkaServer, topic: Callable[..., str], question: str
-) -> None:
+def test_a_coordinator_that_loads_its_log_is_waited_for(new_broker: KafkaServer, topic: Callable[..., str]) -> None:
+    """Writing, reading and asking for members at the same time: each is asked before any answer about a group."""
     partition = Partition(topic(bootstrap=new_broker.bootstrap), 0)
-    identity = Identity({"bootstrap.servers": new_broker.bootstrap}, 20.0)
-    match question:  # each is the first that the coordinator is asked
-        case "write":
-            write_commits(identity, "group", {partition: Commit(3)})
-            assert read_commits(identity, "group")[partition].offset == 3
-        case "read":
-            assert read_commits(identity, "group") == {}
-        case _:
-            assert members(identity, ["group", "another"]) == {"group": [], "another": []}
+    ready = Barrier(3)
+
+    def first() -> Identity:
+        identity = Identity({"bootstrap.servers": new_broker.bootstrap}, 20.0)
+        ready.wait(30)
+        return identity
+
+    def write() -> None:
+        identity = first()
+        write_commits(identity, "written", {partition: Commit(3)})
+        assert read_commits(identity, "written")[partition].offset == 3
+
+    def read() -> None:
+        assert read_commits(first(), "read") == {}
+
+    def ask() -> None:
+        assert members(first(), ["group", "another"]) == {"group": [], "another": []}
+
+    with ThreadPoolExecutor(3) as pool:
+        for answer in [pool.submit(question) for question in (write, read, ask)]:
+            answer.result(60)

@@ -70,6 +70,9 @@ _TOGETHER = {
     "tests/jobs/spark/": "spark",
     "tests/acceptance/test_demo_reload.py": "spark",
     "tests/kafka/test_forgotten_brokers.py": "forgotten brokers",
+    "tests/sql/test_plans.py": "plans",
+    "tests/postgres/ledger/test_storage.py": "storage",
+    "tests/acceptance/test_wheel.py": "wheel",
 }
 
 
@@ -77,9 +80,10 @@ _TOGETHER = {
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under ``--dist loadgroup`` one worker runs all tests of ``tests/jobs/spark``: they share a Spark session.
 
-    It also runs the demo with Spark, which has several JVMs, as a test of a cluster has, and takes 84 s beside one of
-    these. Next to two more such tests, on two cores, both took over four minutes. The tests of
-    ``test_forgotten_brokers.py`` share a broker behind a proxy: its start is most of what they compute.
+    It also runs the demo with Spark, which has several JVMs, as a test of a cluster has: next to two more such tests,
+    on two cores, both took over four minutes. The tests of ``test_forgotten_brokers.py`` share a broker behind a proxy:
+    its start is most of what they compute. Those of the other files share tables of 10,000 rows, a server or a wheel,
+    which each of four workers would make again.
 
     Marks of the kind ``xdist_group`` would say the same, but xdist 3.8 writes them where pytest 9 no longer looks.
     """

@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise, permutations
 from typing import NamedTuple
 
@@ -159,33 +160,48 @@ def canonical(s: State, rules: Rules) -> State:
     if s.orphans:
         s = s._replace(orphans=tuple(tx if tx.sent else only_locks(tx) for tx in s.orphans))
     same = tuple(range(rules.partitions))
-    if "advance only some" in rules.broken:  # the one variant that treats partitions unequally
+    # "advance only some" is the one variant that treats partitions unequally
+    if rules.partitions == 1 or "advance only some" in rules.broken:
         return permuted(s, same)
     return min(permuted(s, order) for order in permutations(same) if in_order(s.db, order))
+
+
+Names = tuple[dict[int, int], ...]  # of each partition: the number of each token that counts
 
 
 def renamed(s: State, rules: Rules) -> State:
     """Of a token only equality matters, and only with those that rows hold or may come to hold again."""
     if "counter as token" in rules.broken:
         return s
-    all_names = []
-    for p in range(rules.partitions):
-        names: dict[int, int] = {}
-        for db in (s.db, *s.past):
-            names.setdefault(db.rows[p].token, len(names))
-        all_names.append(names)
-
-    def database(db: Database) -> Database:
-        rows = (row._replace(token=names[row.token]) for names, row in zip(all_names, db.rows, strict=True))
-        return db._replace(rows=tuple(rows))
-
-    workers = tuple(w._replace(slots=believed(w, all_names, rules)) for w in s.workers)
-    if all(old == new for names in all_names for old, new in names.items()):
-        return s._replace(workers=workers)
-    return s._replace(db=database(s.db), past=tuple(map(database, s.past)), workers=workers)
+    databases = (s.db, *s.past)
+    # In the order of their numbers; a dict keeps each once.
+    tokens = tuple(tuple(dict.fromkeys([db.rows[p].token for db in databases])) for p in range(rules.partitions))
+    workers = tuple([believing(w, tokens, rules) for w in s.workers])
+    if all(names == FIRST_NAMES[: len(names)] for names in tokens):
+        return State(s.db, workers, *s[2:])
+    all_names = numbered(tokens)
+    return State(of_tokens(s.db, all_names), workers, tuple(of_tokens(db, all_names) for db in s.past), *s[3:])
 
 
-def believed(w: Worker, all_names: list[dict[int, int]], rules: Rules) -> tuple[Slot, ...]:
+FIRST_NAMES = tuple(range(100))  # more than the databases that a failover may return to
+
+
+def numbered(tokens: tuple[tuple[int, ...], ...]) -> Names:
+    return tuple({token: number for number, token in enumerate(names)} for names in tokens)
+
+
+def of_tokens(db: Database, all_names: Names) -> Database:
+    rows = (row._replace(token=names[row.token]) for names, row in zip(all_names, db.rows, strict=True))
+    return db._replace(rows=tuple(rows))
+
+
+@lru_cache(2**16)  # the same few workers occur in all states
+def believing(w: Worker, tokens: tuple[tuple[int, ...], ...], rules: Rules) -> Worker:
+    """The worker, with what it believes of each partition as far as it counts."""
+    return w._replace(slots=believed(w, numbered(tokens), rules))
+
+
+def believed(w: Worker, all_names: Names, rules: Rules) -> tuple[Slot, ...]:
     held = {part.partition for part in w.tx.parts} if w.tx else set()
     collapse = rules.broken.isdisjoint(BELIEVERS)
     slots = []
@@ -218,7 +234,7 @@ def in_order(db: Database, order: tuple[int, ...]) -> bool:
 def permuted(s: State, order: tuple[int, ...]) -> State:
     """The partitions in this order, the workers and orphans sorted."""
     if order == tuple(range(len(order))):
-        return s._replace(workers=tuple(sorted(s.workers)), orphans=tuple(sorted(s.orphans)))
+        return State(s.db, tuple(sorted(s.workers)), s.past, tuple(sorted(s.orphans)), *s[4:])
 
     def database(db: Database) -> Database:
         return db._replace(rows=tuple(db.rows[p] for p in order))

@@ -33,7 +33,7 @@ class GroupTransactions:
 
     @contextmanager
     def apart(self) -> Iterator[Self]:
-        """The same on one connection of its own, closed at the block's end: it takes none of the engine's pool."""
+        """A copy on one connection of its own, closed at the block's end: it takes none of the engine's pool."""
         made = copy(self)
         with apart(self.engine) as made.engine:
             yield made

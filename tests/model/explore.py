@@ -235,24 +235,27 @@ def permuted(s: State, order: tuple[int, ...]) -> State:
     """The partitions in this order, the workers and orphans sorted."""
     if order == tuple(range(len(order))):
         return State(s.db, tuple(sorted(s.workers)), s.past, tuple(sorted(s.orphans)), *s[4:])
-
-    def database(db: Database) -> Database:
-        return db._replace(rows=tuple(db.rows[p] for p in order))
-
-    def transaction(tx: Tx) -> Tx:
-        parts = (part._replace(partition=order.index(part.partition)) for part in tx.parts)
-        return tx._replace(parts=tuple(sorted(parts)))
-
-    workers = (
-        Worker(tuple(w.slots[p] for p in order), w.version, transaction(w.tx) if w.tx else ()) for w in s.workers
-    )
     return s._replace(
-        db=database(s.db),
-        past=tuple(map(database, s.past)),
+        db=reordered(s.db, order),
+        past=tuple(reordered(db, order) for db in s.past),
         claims=tuple(s.claims[p] for p in order),
-        workers=tuple(sorted(workers)),
-        orphans=tuple(sorted(map(transaction, s.orphans))),
+        workers=tuple(sorted(turned(w, order) for w in s.workers)),
+        orphans=tuple(sorted(reordered_tx(tx, order) for tx in s.orphans)),
     )
+
+
+def reordered(db: Database, order: tuple[int, ...]) -> Database:
+    return Database(tuple(db.rows[p] for p in order), db.version)
+
+
+def reordered_tx(tx: Tx, order: tuple[int, ...]) -> Tx:
+    parts = (part._replace(partition=order.index(part.partition)) for part in tx.parts)
+    return tx._replace(parts=tuple(sorted(parts)))
+
+
+@lru_cache(2**16)
+def turned(w: Worker, order: tuple[int, ...]) -> Worker:
+    return Worker(tuple(w.slots[p] for p in order), w.version, reordered_tx(w.tx, order) if w.tx else ())
 
 
 # -- breadth first -----------------------------------------------------------------------------------------
@@ -266,13 +269,16 @@ class Graph:
         self.merge = merge
         self.states = [merge(start(rules), rules)]
         self.ids = {self.states[0]: 0}
+        self.unmerged: dict[State, int] = {}  # a state is reached three times on average, and merging it takes long
         self.parents = [-1]
         self.helpful: list[tuple[int, int]] = []  # the transitions in which nothing goes wrong
 
     def reach(self, k: int, step: Step) -> State | None:
         """Follow a step from state ``k``; the state it leads to if it was not known."""
-        t = self.merge(step.to, self.rules)
-        j = self.ids.setdefault(t, len(self.states))
+        j = self.unmerged.get(step.to)
+        if j is None:
+            t = self.merge(step.to, self.rules)
+            j = self.unmerged[step.to] = self.ids.setdefault(t, len(self.states))
         if not step.fault:
             self.helpful.append((k, j))
         if j < len(self.states):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import msgspec
 import pytest
 from rich.console import Console
 from sqlalchemy import Engine, create_engine, text
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from demo.cli import app
 from demo.flights import Flight, read_flights
@@ -90,34 +91,7 @@ def test_too_few_or_many_records() -> None:
         show.perform(10, console=Console(quiet=True))
 
 
-# -- the whole ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
-@pytest.mark.timeout(280)
-def test_the_demo(tmp_path: Path) -> None:
-    done = subprocess.run([*COMMAND, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=270)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report == json.loads((tmp_path / "poison-report.json").read_text())
-    assert list(report)[: len(KEYS)] == KEYS
-    assert report["applied"] + report["parked"] + report["skipped"] == report["records"] == SMALLEST
-    assert (report["parked"], report["skipped"], report["lost"], report["twice"]) == (UNDECODABLE, 0, 0, 0)
-    assert (report["killers_parked"], report["replayed"]) == (KILLERS, BROKEN - UNDECODABLE - IN_THE_END)
-    assert min(report[name] for name in ("seconds", "rate_clean", "rate_poisoned")) > 0
-    for kind in KINDS:
-        fate = report["kinds"][kind.name]
-        assert fate["made"] == (kind.number or 1)
-        assert fate["applied"] + fate["parked"] == fate["made"]
-        assert fate["retried"] >= kind.outages * fate["made"]
-        assert kind.said in fate["said"]
-    assert "(exit code -11, segfault); started again" in done.stderr
-    assert "(exit code 66, os._exit); started again" in done.stderr
-    assert done.stderr.count("dead-lettered by ") == KILLERS
-
-
-# -- the proof can fail -------------------------------------------------------------------------------------
+# -- the whole, and that the proof can fail ------------------------------------------------------------------
 
 A_LETTER = "UPDATE seekpoint.dead_letter SET"
 # Changes to the database that the demo does not know of: how each is made and undone, and what must be reported then.
@@ -185,13 +159,31 @@ TAMPERED = {
 }
 
 
-def problems_told(report: Report, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the command says of this report, which it must fail for."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(show, "perform", lambda *_, **__: report)
-    result = CliRunner().invoke(app, ["demo-poison"])
+def command(report: Report, *options: str) -> Result:
+    """The command's end, where the demo has found this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(show, "perform", lambda *_, **__: report)
+        result = CliRunner().invoke(app, ["demo-poison", *options])
     assert result.exit_code == (1 if report.problems else 0)
-    return result.stderr
+    return result
+
+
+def assert_told(report: dict[str, Any], progress: str) -> None:
+    """The report of a run that went well has what became of every record, and its progress each crash."""
+    assert list(report)[: len(KEYS)] == KEYS
+    assert report["applied"] + report["parked"] + report["skipped"] == report["records"] == SMALLEST
+    assert (report["parked"], report["skipped"], report["lost"], report["twice"]) == (UNDECODABLE, 0, 0, 0)
+    assert (report["killers_parked"], report["replayed"]) == (KILLERS, BROKEN - UNDECODABLE - IN_THE_END)
+    assert min(report[name] for name in ("seconds", "rate_clean", "rate_poisoned")) > 0
+    for kind in KINDS:
+        fate = report["kinds"][kind.name]
+        assert fate["made"] == (kind.number or 1)
+        assert fate["applied"] + fate["parked"] == fate["made"]
+        assert fate["retried"] >= kind.outages * fate["made"]
+        assert kind.said in fate["said"]
+    assert "(exit code -11, segfault); started again" in progress
+    assert "(exit code 66, os._exit); started again" in progress
+    assert progress.count("dead-lettered by ") == KILLERS
 
 
 def alter(engine: Engine, statements: str) -> None:
@@ -201,18 +193,24 @@ def alter(engine: Engine, statements: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
+@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
 @pytest.mark.timeout(280)
-def test_whatever_is_not_as_it_was_sent_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_and_whatever_is_not_as_it_was_sent_fails_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    progress = StringIO()
     with start_pair(own=True) as pair, closing(Folder("demo")) as folder:
         engine = create_engine(pair.postgres.url)
         try:
-            stage = Stage(pair, engine, FLIGHTS, seed=5, folder=folder.path, console=Console(quiet=True))
+            console = Console(file=progress, width=200)
+            stage = Stage(pair, engine, FLIGHTS, seed=5, folder=folder.path, console=console)
             stage.play()
-            assert problems_told(stage.report(), tmp_path, monkeypatch) == ""
+            sound = command(stage.report(), "--json")
+            assert sound.stderr == ""
+            assert json.loads(sound.stdout) == json.loads((tmp_path / "poison-report.json").read_text())
+            assert_told(json.loads(sound.stdout), progress.getvalue())
             for name, (done, undone, said) in TAMPERED.items():
                 alter(engine, done)
-                assert said in problems_told(stage.report(), tmp_path, monkeypatch), name
+                assert said in command(stage.report()).stderr, name
                 if undone:
                     alter(engine, undone)
                     assert stage.report().problems == [], name

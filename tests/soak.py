@@ -4,7 +4,8 @@
 
 ``--test`` counts runs of the tests of ``make test``, ``--busy`` how many of them run next to two processes that keep
 both cores busy (wall-clock checks are left out there), ``--all`` runs of the tests of ``make test-all``. Each run is
-one line of the file: what ran, commit, seed, start, seconds, exit code, pytest's last line, and the tests that failed.
+one line of the file: what ran, commit, seed, the knobs' seed (the runs of a file take one after the other), start,
+seconds, exit code, pytest's last line, and the tests that failed.
 Started again with the same file, it continues: runs of this commit that the file has are not repeated. At the end it
 lists what the file has, commit by commit. Exit code 1 if a run of this commit failed.
 """
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, count in wanted.items():
         for number in range(sum((run["commit"], run["kind"]) == (commit, kind) for run in runs), count):
             print(f"{kind} {number + 1} of {count}", flush=True)
-            run = _run(kind, commit, options.processes)
+            run = _run(kind, commit, options.processes, knobs=len(runs))
             runs.append(run)
             with options.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(run) + "\n")
@@ -61,7 +62,8 @@ def _summary(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
         counts = ", ".join(f"{len(group)} {kind}" for kind, group in kinds.items())
         yield f"{commit}: {counts}; {len(failed)} failed"
         for run in failed:
-            yield f"  {run['kind']}, seed {run['seed']}, {run['started']}: {run['last_line']}"
+            seeds = f"seed {run['seed']}, knobs {run.get('knobs', 'none')}"
+            yield f"  {run['kind']}, {seeds}, {run['started']}: {run['last_line']}"
             yield from (f"    {test}" for test in run["failed"])
 
 
@@ -73,9 +75,10 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _run(kind: str, commit: str, processes: str) -> dict[str, Any]:
+def _run(kind: str, commit: str, processes: str, *, knobs: int) -> dict[str, Any]:
     seed = time.time_ns() % 1_000_000
-    environment = {**os.environ, "SEEKPOINT_REQUIRE_SERVERS": "1", "SEED": str(seed), "SEEKPOINT_SEED": str(seed)}
+    seeds = {"SEED": str(seed), "SEEKPOINT_SEED": str(seed), "SEEKPOINT_KNOBS": str(knobs)}
+    environment = {**os.environ, "SEEKPOINT_REQUIRE_SERVERS": "1", **seeds}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "pytest", "-q", "-n", processes, "--dist", "loadgroup", "-m", SELECTED[kind]]
     started, began = datetime.now(UTC), time.monotonic()
@@ -89,6 +92,7 @@ def _run(kind: str, commit: str, processes: str) -> dict[str, Any]:
         "kind": kind,
         "commit": commit,
         "seed": seed,
+        "knobs": knobs,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - began),
         "exit_code": done.returncode,

@@ -34,6 +34,7 @@ def raised(tx: Connection, sqlstate: str) -> None:
 # -- errors that pass --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.pins("batch")
 @pytest.mark.repeats("sqlstate")
 @pytest.mark.parametrize("sqlstate", ["40P01", "40001", "55P03", "53200"])
 def test_errors_that_pass_use_up_no_attempts(scene: Scene, sqlstate: str) -> None:

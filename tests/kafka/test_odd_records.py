@@ -6,6 +6,8 @@ import socket
 import struct
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from seekpoint import Ledger, Partition, events
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import EPOCH
@@ -50,6 +52,7 @@ def produce_by_hand(broker: str, topic: str, value: bytes, header: bytes, at: in
     assert code == 0, f"the broker answered error {code}"
 
 
+@pytest.mark.pins("batch")
 def test_a_header_name_that_is_not_text_stops_its_partition_alone(scene: Scene) -> None:
     """I4: the client cannot give such headers: the record is a poison record, and no end of the worker."""
     name = scene.topic(2)

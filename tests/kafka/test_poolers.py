@@ -139,6 +139,7 @@ def test_upsert(ground: Ground, apply: Apply, road: WriteStrategy, monkeypatch: 
     assert ground.rows("id", "v") == [(n, f"v{count - ids + n}") for n in range(ids)]
 
 
+@pytest.mark.pins("batch")
 def test_several_sinks_and_a_handler_in_one_transaction(ground: Ground, apply: Apply) -> None:
     log, wide = ground.create("id int, v text", "log"), ground.create("id int PRIMARY KEY, v text")
     ground.create("n int", "counted")

@@ -86,6 +86,7 @@ def test_an_answer_serves_what_was_read_before_it_was_asked_for_and_nothing_else
     assert identity.ask_after(read_by, {other}) is both
 
 
+@pytest.mark.pins("batch", "read_ahead")
 def test_small_transactions_share_an_answer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[frozenset[str]] = []
     ask = Identity.ask
@@ -103,6 +104,7 @@ def test_small_transactions_share_an_answer(scene: Scene, monkeypatch: pytest.Mo
     assert 200 / 50 <= len(asked) < 20, "one for each fifty, and those of start and claims"
 
 
+@pytest.mark.pins("batch", "read_ahead")
 @pytest.mark.parametrize("by_handler", [False, True], ids=["sink", "handler"])
 def test_small_batches_are_full_and_what_they_leave_does_not_pile_up(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, *, by_handler: bool

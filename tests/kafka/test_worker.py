@@ -42,6 +42,7 @@ def test_many_records_are_written_in_big_batches(scene: Scene) -> None:
     scene.book.assert_holds(name, stored)
 
 
+@pytest.mark.pins("batch")
 @pytest.mark.parametrize("most", [120, 700])
 @pytest.mark.parametrize("handler", [False, True], ids=["streamed", "whole"])
 def test_limits_bound_the_records_of_a_transaction(scene: Scene, handler: bool, most: int) -> None:

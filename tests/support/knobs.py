@@ -1,8 +1,9 @@
 """Numbers that must not change what a test sees, drawn for each run: a result that depends on one is a fault.
 
-``SEEKPOINT_KNOBS=<seed>`` draws a value for each knob, by the seed alone: the same in all processes of the run, and in
-those that tests start. ``random`` draws the seed, too; the run prints it. So many seeds in a row as a knob has values
-draw each of them once.
+A seed alone draws a value for each knob: the same in all processes of the run, and in those that tests start. So many
+seeds in a row as a knob has values draw each of them once. Each run draws its seed from the first twelve, in which each
+value comes three times or more, and prints it; ``SEEKPOINT_KNOBS=<seed>`` repeats it, or gives another one, and
+``SEEKPOINT_KNOBS=none`` keeps Seekpoint's defaults.
 
 The fixture ``knobs`` sets the values for a test; fixtures that run workers ask for it. What a test gives explicitly
 stays as it is. A test whose subject is such a number keeps Seekpoint's default by ``@pytest.mark.pins("chunk")``. The
@@ -34,13 +35,16 @@ from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.worker.reader import Reader
 
 VARIABLE = "SEEKPOINT_KNOBS"
+NONE = "none"
+SEEDS = 12
+AHEAD = reader.AHEAD
 _DRAWN = "SEEKPOINT_KNOBS_DRAWN"  # the values as JSON, for processes that a test starts
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "protocol": ("eager", "cooperative", "consumer"),
     "batch_records": (1, 3, 10_000, 1_000_000),
     "batch_bytes": (1, 1000, 16 * 1024 * 1024, 1 << 40),
-    "chunk": (1, 7, 500, 100_000),
+    "chunk": (1, 7, 500),
     "partition_fetch": (1, 1000, 1 << 20),  # bytes of one partition that a fetch asks for; a whole batch comes anyhow
     "queued_messages": (1, 100_000),  # below so many messages in the client's queue, it fetches more
     "read_ahead": (False, True),
@@ -140,6 +144,8 @@ class Knobs:
     def _run(self, inner: Any, worker: Any) -> Any:
         self._note("batch_records", worker._limits.batch_records)
         self._note("batch_bytes", worker._limits.batch_bytes)
+        if "read_ahead" in self.drawn and worker._limits.batch_records < min(AHEAD, vars(reader)["CHUNK"]):
+            self.reached.add("read_ahead")  # small batches: so many records are read at once, or none
         return inner(worker)
 
     def _read(self, inner: Any, *args: Any) -> Any:
@@ -190,7 +196,7 @@ def knobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     pinned = {knob for name in names for knob in (BATCH if name == "batch" else [name])}
     assert pinned <= VALUES.keys(), f"pins({', '.join(sorted(pinned - VALUES.keys()))}): no knob has this name"
     seed = os.environ.get(VARIABLE)
-    if seed is None:
+    if seed is None or seed == NONE:
         yield Knobs({}, monkeypatch)
         return
     knobs = Knobs({name: value for name, value in draw(int(seed)).items() if name not in pinned}, monkeypatch)
@@ -201,12 +207,13 @@ def knobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pins(names): knobs that keep Seekpoint's default: they are the test's subject")
-    if os.environ.get(VARIABLE) == "random":
-        os.environ[VARIABLE] = str(secrets.randbelow(1_000_000))  # before xdist starts its processes
-    if not os.environ.get(VARIABLE, "0").isdecimal():
-        raise pytest.UsageError(f"{VARIABLE}={os.environ[VARIABLE]}: give a seed (a whole number), or 'random'")
-    if VARIABLE in os.environ and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Report(config, int(os.environ[VARIABLE])))
+    seed = os.environ.setdefault(VARIABLE, str(secrets.randbelow(SEEDS)))  # before xdist starts its processes
+    if seed == NONE:
+        return
+    if not seed.isdecimal():
+        raise pytest.UsageError(f"{VARIABLE}={seed}: give a seed (a whole number), or {NONE!r}")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Report(config, int(seed)))
 
 
 class _Report:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from confluent_kafka import KafkaError, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from support.waiting import until
@@ -63,13 +63,18 @@ def shared_broker(bootstrap: str) -> Iterator[SharedBroker]:
 
 def new_producer(bootstrap: str) -> Producer:
     """A client to produce with, whose records are stored in the order in which they are given."""
-    # With more than one request in flight, what a new leader refuses is stored after records that were sent later.
+    # With more than one request in flight, what a leader refuses is stored after records that were sent later. An
+    # idempotent producer would be sure of it, and is half a second late.
     order = {"max.in.flight.requests.per.connection": 1}
     return Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0, **order})
 
 
 def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping[str, str]) -> None:
-    """Create a topic, and return when every partition has a leader."""
+    """Create a topic, and return when every partition has a leader that answers.
+
+    A broker is named as the leader before it has become it. What it refuses until then is sent again after a pause, and
+    stored after records that were sent meanwhile.
+    """
     order = NewTopic(name, partitions, 1, config=dict(config))
     admin.create_topics([order], operation_timeout=20)[name].result(30)
 
@@ -77,7 +82,13 @@ def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping
         known = admin.list_topics(name, timeout=20).topics[name].partitions
         return sum(partition.leader >= 0 for partition in known.values()) == partitions
 
+    def leaders_answer() -> bool:
+        ends = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
+        answers = [answer.exception(30) for answer in admin.list_offsets(ends, request_timeout=20).values()]
+        return not any(answers)
+
     until(has_leaders, f"the leaders of {name}")
+    until(leaders_answer, f"answers of the leaders of {name}")
 
 
 def _wait_for_deletion(deletion: Future[None]) -> None:

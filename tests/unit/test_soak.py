@@ -24,15 +24,16 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     monkeypatch.setattr(program, "_git", lambda *words: COMMIT if words[0] == "rev-parse" else "")
-    monkeypatch.setattr(program, "_run", lambda kind, commit, processes: run(kind, commit))
+    monkeypatch.setattr(program, "_run", lambda kind, commit, processes, knobs: run(kind, commit, knobs=knobs))
     return program
 
 
-def run(kind: str, commit: str, failed: str | None = None) -> dict[str, Any]:
+def run(kind: str, commit: str, failed: str | None = None, knobs: int = 3) -> dict[str, Any]:
     return {
         "kind": kind,
         "commit": commit,
         "seed": 7,
+        "knobs": knobs,
         "started": "2026-01-02T03:04:05+00:00",
         "seconds": 1,
         "exit_code": int(failed is not None),
@@ -52,11 +53,14 @@ def test_only_what_this_commit_lacks_is_run_and_every_commit_is_listed(
     assert soak.main(arguments) == 0, "a failure of another commit is listed, and is not this one's"
     noted = [json.loads(line) for line in file.read_text().splitlines()]
     assert noted[:4] == there
-    assert [(each["kind"], each["commit"]) for each in noted[4:]] == [("test", COMMIT), ("all", COMMIT)]
+    assert [(each["kind"], each["commit"], each["knobs"]) for each in noted[4:]] == [
+        ("test", COMMIT, 4),
+        ("all", COMMIT, 5),
+    ], "the knobs' seeds follow each other"
     lines = capsys.readouterr().out.splitlines()
     assert lines[-4:] == [
         f"{EARLIER}: 1 test, 0 busy, 1 all; 1 failed",
-        "  all, seed 7, 2026-01-02T03:04:05+00:00: 1 failed",
+        "  all, seed 7, knobs 3, 2026-01-02T03:04:05+00:00: 1 failed",
         "    FAILED tests/x.py::test_x",
         f"{COMMIT}: 2 test, 1 busy, 1 all; 0 failed",
     ]

@@ -206,6 +206,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
+@pytest.mark.pins("batch")
 def test_a_wait_that_is_predicted_to_be_too_long_is_refused_before_the_lock(shop: Shop) -> None:
     records = [of(n, 1) for n in range(3_000)]
     settled(shop, records)

@@ -7,11 +7,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # not re-exported by its stubs
 from confluent_kafka.cimpl import NewTopic
 
 from support.waiting import until
 
+_LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _DELETED_AT_ONCE = 25  # one request for so many topics costs the broker as much as one for two
 
 
@@ -83,7 +84,7 @@ def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping
         return sum(partition.leader >= 0 for partition in known.values()) == partitions
 
     def leaders_answer() -> bool:
-        ends = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
+        ends = {TopicPartition(name, number): _LATEST for number in range(partitions)}
         answers = [answer.exception(30) for answer in admin.list_offsets(ends, request_timeout=20).values()]
         return not any(answers)
 

@@ -8,12 +8,14 @@ from sqlalchemy import Connection, text
 
 from seekpoint.sinks.catalog import quoted
 
-# From the catalogs alone: the view pg_publication_tables fails where a publication is dropped meanwhile.
-DEPENDANTS = """
+_VIEWS = """
     SELECT 'view ' || CAST(CAST(r.ev_class AS regclass) AS text) AS what
     FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
     WHERE d.classid = CAST('pg_rewrite' AS regclass) AND d.refobjid = to_regclass(:name) AND r.ev_class <> d.refobjid
-    UNION SELECT 'publication ' || p.pubname
+"""
+# From the catalogs alone: the view pg_publication_tables fails where a publication is dropped meanwhile.
+DEPENDANTS = """
+    SELECT 'publication ' || p.pubname AS what
     FROM pg_publication p, (SELECT to_regclass(:name) UNION SELECT pg_partition_ancestors(to_regclass(:name))) own (oid)
     JOIN pg_class c USING (oid)
     WHERE p.puballtables AND c.relpersistence = 'p'
@@ -23,14 +25,15 @@ DEPENDANTS = """
     FROM pg_class c JOIN pg_type t ON t.oid = c.reltype
     JOIN pg_depend d ON (d.refclassid = CAST('pg_class' AS regclass) AND d.refobjid = c.oid)
          OR (d.refclassid = CAST('pg_type' AS regclass) AND d.refobjid IN (t.oid, t.typarray))
-    WHERE c.oid = to_regclass(:name) AND d.deptype = 'n' AND d.classid IN (
+    LEFT JOIN pg_policy own ON d.classid = CAST('pg_policy' AS regclass) AND own.oid = d.objid AND own.polrelid = c.oid
+    WHERE c.oid = to_regclass(:name) AND d.deptype = 'n' AND own.oid IS NULL AND d.classid IN (
           CAST('pg_proc' AS regclass), CAST('pg_policy' AS regclass), CAST('pg_class' AS regclass))
     UNION SELECT 'partitions' FROM pg_class WHERE oid = to_regclass(:name) AND relkind = 'p'
     UNION SELECT 'inheritance' FROM pg_inherits WHERE to_regclass(:name) IN (inhrelid, inhparent)
 """
 _OUTSIDE = text(
     f"""
-    {DEPENDANTS}
+    {_VIEWS} UNION {DEPENDANTS}
     UNION SELECT format('foreign key %s of %s', conname, CAST(conrelid AS regclass)) FROM pg_constraint
     WHERE contype = 'f' AND confrelid = to_regclass(:name)
           AND conrelid <> ALL (SELECT to_regclass(n) FROM unnest(CAST(:together AS text[])) n)

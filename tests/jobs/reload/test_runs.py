@@ -92,19 +92,43 @@ def test_a_table_without_a_key_cannot_be_merged(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("hangs", "named"),
     [
-        ("CREATE VIEW {schema}.v AS SELECT * FROM {schema}.orders", "view"),
+        ("CREATE MATERIALIZED VIEW {schema}.v AS SELECT * FROM {schema}.orders", "materialized view .*v"),
+        ("CREATE VIEW {schema}.v AS SELECT o FROM {schema}.orders o", "view .*v"),
         ("CREATE TABLE {schema}.child (id bigint REFERENCES {schema}.orders)", "foreign key child_id_fkey"),
-        ("GRANT SELECT ON {schema}.orders TO PUBLIC", "grants"),
-        ("ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY", "row security"),
-        ("ALTER TABLE {schema}.orders ADD COLUMN n serial", "sequence"),
+        (
+            (
+                "ALTER TABLE {schema}.orders ADD n int GENERATED ALWAYS AS IDENTITY; "
+                "CREATE TABLE {schema}.child (n int DEFAULT nextval('{schema}.orders_n_seq'))"
+            ),
+            "sequence .*orders_n_seq, which has grants or is used by others",
+        ),
         (
             "ALTER TABLE {schema}.orders ADD UNIQUE (at, id) DEFERRABLE",
             "constraint orders_at_id_key",
         ),
-        ("ALTER TABLE {schema}.orders SET (fillfactor = 70)", "storage parameters"),
-        ("ALTER TABLE {schema}.orders REPLICA IDENTITY FULL", "a replica identity"),
+        (
+            (
+                "CREATE FUNCTION {schema}.noted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; "
+                "CREATE TRIGGER seen BEFORE UPDATE ON {schema}.orders FOR EACH ROW EXECUTE FUNCTION {schema}.noted()"
+            ),
+            "trigger seen, which may change rows before they are written",
+        ),
+        (
+            (
+                "CREATE INDEX by_sum ON {schema}.orders ((amount + at)); "
+                "ALTER INDEX {schema}.by_sum ALTER COLUMN 1 SET STATISTICS 500"
+            ),
+            "statistics targets of index .*by_sum",
+        ),
+        (
+            (
+                "CREATE UNLOGGED TABLE {schema}.x (LIKE {schema}.orders INCLUDING ALL); DROP TABLE {schema}.orders; "
+                "ALTER TABLE {schema}.x RENAME TO orders"
+            ),
+            "a tablespace, a type or an access method, or is unlogged",
+        ),
         ("CREATE RULE r AS ON DELETE TO {schema}.orders DO ALSO NOTHING", "rule r"),
-        ("CREATE STATISTICS {schema}.s ON id, amount FROM {schema}.orders", "statistics s"),
+        ("CREATE RULE r AS ON DELETE TO {schema}.entries DO ALSO DELETE FROM {schema}.orders", "a rule of .*entries"),
         ("CREATE FUNCTION {schema}.f({schema}.orders) RETURNS integer LANGUAGE sql AS 'SELECT 1'", "function .*f"),
         ("CREATE FUNCTION {schema}.f({schema}.orders[]) RETURNS integer LANGUAGE sql AS 'SELECT 1'", "function .*f"),
         (
@@ -121,7 +145,6 @@ def test_a_table_without_a_key_cannot_be_merged(shop: Shop) -> None:
         ),
         ("CREATE TABLE {schema}.kept (was {schema}.orders)", "table .*kept"),
         ("CREATE TABLE {schema}.kept (were {schema}.orders[])", "table .*kept"),
-        ("GRANT SELECT (amount) ON {schema}.orders TO PUBLIC", "grants of columns"),
     ],
 )
 def test_what_hangs_on_a_table_forbids_the_swap(full: Shop, hangs: str, named: str) -> None:

@@ -6,6 +6,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import Tx
+from seekpoint.jobs.tables.carry import carried
 from seekpoint.jobs.tables.create_like import draw_from_live
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties
 from seekpoint.jobs.tables.indexes import indexes
@@ -28,14 +29,15 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
     run(connection, "COMMENT ON TABLE {new} IS {said}", new=new, said=comment(connection, target.path))
     draw_from_live(connection, staging, target)
     names = _unaltered(connection, staging, target)
-    run(connection, "ALTER TABLE {live} RENAME TO {old}", live=target.path, old=(old,))
-    run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=(schema, old), there=(staging.schema,))
-    if target.staged != table:
-        run(connection, "ALTER TABLE {new} RENAME TO {table}", new=new, table=(table,))
-    run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=(staging.schema, table), here=(schema,))
-    for n, index in enumerate(names):
-        made = (schema, staging.index(target, n))
-        run(connection, "ALTER INDEX {made} RENAME TO {index}", made=made, index=(index,))
+    with carried(connection, target.path, new):
+        run(connection, "ALTER TABLE {live} RENAME TO {old}", live=target.path, old=(old,))
+        run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=(schema, old), there=(staging.schema,))
+        if target.staged != table:
+            run(connection, "ALTER TABLE {new} RENAME TO {table}", new=new, table=(table,))
+        run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=(staging.schema, table), here=(schema,))
+        for n, index in enumerate(names):
+            made = (schema, staging.index(target, n))
+            run(connection, "ALTER INDEX {made} RENAME TO {index}", made=made, index=(index,))
 
 
 def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:
@@ -53,11 +55,13 @@ _SHAPE = text(
     """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated,
            pg_get_expr(d.adbin, d.adrelid), CAST(NULLIF(a.attcollation, 0) AS regcollation), a.attstorage,
-           a.attcompression
+           concat_ws(' ', a.attcompression, a.attidentity, nullif(a.attstattarget, -1), a.attoptions)
     FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
     UNION ALL SELECT conname, pg_get_expr(conbin, conrelid), NULL, NULL, NULL, NULL, NULL, NULL FROM pg_constraint
     WHERE conrelid = to_regclass(:name) AND contype = 'c'
+    UNION ALL SELECT '', concat_ws(' ', c.reloptions, t.reloptions), NULL, NULL, NULL, NULL, NULL, NULL
+    FROM pg_class c LEFT JOIN pg_class t ON t.oid = c.reltoastrelid WHERE c.oid = to_regclass(:name)
     ORDER BY 1, 2
     """
 )

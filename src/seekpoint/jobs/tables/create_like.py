@@ -8,6 +8,7 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
+from seekpoint.jobs.tables.carry import give_storage
 from seekpoint.jobs.tables.sql_templates import Composable, Part, composed, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, is_there, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
@@ -28,7 +29,10 @@ _DEFAULTS = text(
     """
 )
 _IDENTITIES = text(
-    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attidentity <> '' AND NOT attisdropped"
+    """
+    SELECT attname AS column, pg_get_serial_sequence(:name, attname) AS sequence FROM pg_attribute
+    WHERE attrelid = to_regclass(:name) AND attidentity <> '' AND NOT attisdropped ORDER BY attnum
+    """
 )
 _SEQUENCE = text(
     """
@@ -71,26 +75,43 @@ def make_like(
             set_default(connection, path, row.column, row.expression)
         else:
             run(connection, "ALTER TABLE {table} ALTER {column} DROP NOT NULL", **column)
-    if not replaces:
-        for identity in connection.execute(_IDENTITIES, {"name": quoted(*path)}).scalars().all():
-            run(connection, "ALTER TABLE {table} ALTER {column} SET CYCLE", table=path, column=(identity,))
+    for identity, drawn in _identities(connection, live).items():
+        its: dict[str, Part] = {"table": path, "column": (identity,)}
+        if replaces:
+            start = _next(connection, drawn, _settings(connection, drawn))
+            run(connection, "ALTER TABLE {table} ALTER {column} RESTART WITH {start}", start=start, **its)
+        else:
+            run(connection, "ALTER TABLE {table} ALTER {column} SET CYCLE", **its)
+    if replaces:
+        give_storage(connection, live, path)
 
 
 def draw_from_live(connection: Connection, staging: Staging, target: Target) -> None:
-    """Before the rebuilt table replaces the live one: make it draw from the live sequences, after its own numbers."""
+    """Before the rebuilt table replaces the live one: make it draw from the live sequences, after its own numbers.
+
+    An identity column keeps its own sequence, which begins after the numbers of the live one.
+    """
     built = staging.table(target)
     for n, row in enumerate(_defaults(connection, target.path)):
         own = (built[0], f"{target.staged}_s{n}")
         if _is_drawn(row) and is_there(connection, own):
-            _continue(connection, own, row.sequences[0])
+            _continue(connection, row.sequences[0], after=own)
             set_default(connection, built, row.column, row.expression)
             run(connection, "DROP SEQUENCE {own}", own=own)
+    live = _identities(connection, target.path)
+    for column, sequence in _identities(connection, built).items():
+        _continue(connection, sequence, after=ident.SQL(live[column]))
 
 
 def set_default(connection: Connection, path: Path, column: str, expression: str) -> None:
     """Give a column this default, as the catalog prints it."""
     given = "ALTER TABLE {table} ALTER {column} SET DEFAULT {expression}"
     run(connection, given, table=path, column=(column,), expression=ident.SQL(expression))
+
+
+def _identities(connection: Connection, table: Path) -> dict[str, str]:
+    """The sequence of each identity column."""
+    return {row.column: row.sequence for row in connection.execute(_IDENTITIES, {"name": quoted(*table)})}
 
 
 def _defaults(connection: Connection, table: Path) -> Sequence[Row[Any]]:
@@ -112,13 +133,8 @@ def _drawing_from(row: Row[Any], sequence: Path) -> str:
 
 
 def _make_sequence(connection: Connection, path: Path, live: str, owner: Mapping[str, Part], *, replaces: bool) -> None:
-    its = connection.execute(_SEQUENCE, {"sequence": live}).one()
-    start = its.seqstart
-    if replaces:
-        last, called = position(connection, ident.SQL(live))
-        start = last + its.seqincrement if called else last
-    if not its.seqmin <= start <= its.seqmax:  # the live one is used up: it may begin again, or is refused by itself
-        start = its.seqstart
+    its = _settings(connection, live)
+    start = _next(connection, live, its) if replaces else its.seqstart
     run(
         connection,
         "CREATE SEQUENCE {path} AS {type} {options} OWNED BY {table}.{column}",
@@ -137,19 +153,33 @@ def _make_sequence(connection: Connection, path: Path, live: str, owner: Mapping
     )
 
 
+def _settings(connection: Connection, sequence: str) -> Row[Any]:
+    return connection.execute(_SEQUENCE, {"sequence": sequence}).one()
+
+
+def _next(connection: Connection, sequence: str, its: Row[Any]) -> int:
+    """The number that a sequence gives next.
+
+    Its start where it is used up: it may begin again, or is refused by itself.
+    """
+    last, called = position(connection, ident.SQL(sequence))
+    start: int = last + its.seqincrement if called else last
+    return start if its.seqmin <= start <= its.seqmax else int(its.seqstart)
+
+
 def position(connection: Connection, sequence: Part) -> tuple[int, bool]:
     """The last number of a sequence, and whether it was drawn."""
     [(last, called)] = rows(connection, "SELECT last_value, is_called FROM {it}", it=sequence)
     return last, called
 
 
-def _continue(connection: Connection, own: Path, live: str) -> None:
-    """Take the live sequence past the numbers that were drawn from the run's own."""
-    last, called = position(connection, own)
-    step = connection.execute(_SEQUENCE, {"sequence": live}).one().seqincrement
-    if not called or (position(connection, ident.SQL(live))[0] - last) * step >= 0:
+def _continue(connection: Connection, sequence: str, *, after: Part) -> None:
+    """Take a sequence past the numbers that were drawn from another one."""
+    last, called = position(connection, after)
+    step = _settings(connection, sequence).seqincrement
+    if not called or (position(connection, ident.SQL(sequence))[0] - last) * step >= 0:
         return
     # No session draws from it until COMMIT: else a number that was drawn meanwhile would be given out again.
-    run(connection, "ALTER SEQUENCE {live} INCREMENT {step}", live=ident.SQL(live), step=step)
-    if (position(connection, ident.SQL(live))[0] - last) * step < 0:
-        run(connection, "SELECT setval({live}::regclass, {last})", live=live, last=last)
+    run(connection, "ALTER SEQUENCE {it} INCREMENT {step}", it=ident.SQL(sequence), step=step)
+    if (position(connection, ident.SQL(sequence))[0] - last) * step < 0:
+        run(connection, "SELECT setval({it}::regclass, {last})", it=sequence, last=last)

@@ -3,7 +3,8 @@
 A seed alone draws a value for each knob: the same in all processes of the run, and in those that tests start. So many
 seeds in a row as a knob has values draw each of them once. Each run draws its seed from the first four, in which each
 value comes once or more, and prints it; ``SEEKPOINT_KNOBS=<seed>`` repeats it, or gives any other one, and
-``SEEKPOINT_KNOBS=none`` keeps Seekpoint's defaults. ``make soak`` takes one seed after the other, ``make test-all`` none.
+``SEEKPOINT_KNOBS=none`` keeps Seekpoint's defaults. ``make soak`` takes one seed after the other, and
+``make test-all`` none.
 
 The fixture ``knobs`` sets the values for a test; fixtures that run workers ask for it. What a test gives explicitly
 stays as it is. A test whose subject is such a number keeps Seekpoint's default by ``@pytest.mark.pins("chunk")``. The

@@ -69,7 +69,7 @@ test: $(READY)  ## each promise once, on a real Kafka and a real Postgres; what 
 	$(PYTEST) -m "not long" $(ARGS)
 
 test-all: $(SPARK) $(DOCS) pgbouncer users-types  ## what `make test` leaves out: long tests, each protocol and fault, clusters; both together are everything
-	SEEKPOINT_KNOBS=$${SEEKPOINT_KNOBS:-none} $(PYTEST) -m long $(ARGS)
+	$(PYTEST) -m long $(ARGS)
 
 soak: $(SPARK) $(DOCS) pgbouncer  ## the tests of both again and again, noted in soak.jsonl: make soak ARGS="--test 12 --busy 6 --all 3"
 	$(BIN)/python tests/soak.py $(ARGS)

@@ -128,8 +128,7 @@ def _run_tests(run: Run, environment: Mapping[str, str]) -> Any:
             os.dup2(nothing.fileno(), 0)
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        # By Seekpoint's defaults: which tests kill a breakage must not depend on what a run draws.
-        os.environ.update(environment, PYTHONPATH=str(run.source), PYTHONDONTWRITEBYTECODE="1", SEEKPOINT_KNOBS="none")
+        os.environ.update(environment, PYTHONPATH=str(run.source), PYTHONDONTWRITEBYTECODE="1")
         sys.dont_write_bytecode = True
         sys.path.insert(0, str(run.source))
         sys.argv = ["pytest"]

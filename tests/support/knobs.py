@@ -1,10 +1,8 @@
 """Numbers that must not change what a test sees, drawn for each run: a result that depends on one is a fault.
 
 A seed alone draws a value for each knob: the same in all processes of the run, and in those that tests start. So many
-seeds in a row as a knob has values draw each of them once. Each run draws its seed from the first four, in which each
-value comes once or more, and prints it; ``SEEKPOINT_KNOBS=<seed>`` repeats it, or gives any other one, and
-``SEEKPOINT_KNOBS=none`` keeps Seekpoint's defaults. ``make soak`` takes one seed after the other, and
-``make test-all`` none.
+seeds in a row as a knob has values draw each of them once. ``SEEKPOINT_KNOBS=<seed>`` draws, ``random`` draws the seed,
+too, and prints it; without the variable Seekpoint's defaults stay. ``make soak`` takes one seed after the other.
 
 The fixture ``knobs`` sets the values for a test; fixtures that run workers ask for it. What a test gives explicitly
 stays as it is. A test whose subject is such a number keeps Seekpoint's default by ``@pytest.mark.pins("chunk")``. The
@@ -36,8 +34,6 @@ from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.worker.reader import Reader
 
 VARIABLE = "SEEKPOINT_KNOBS"
-NONE = "none"
-SEEDS = 4
 AHEAD = reader.AHEAD
 _DRAWN = "SEEKPOINT_KNOBS_DRAWN"  # the values as JSON, for processes that a test starts
 
@@ -197,7 +193,7 @@ def knobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     pinned = {knob for name in names for knob in (BATCH if name == "batch" else [name])}
     assert pinned <= VALUES.keys(), f"pins({', '.join(sorted(pinned - VALUES.keys()))}): no knob has this name"
     seed = os.environ.get(VARIABLE)
-    if seed is None or seed == NONE:
+    if seed is None:
         yield Knobs({}, monkeypatch)
         return
     knobs = Knobs({name: value for name, value in draw(int(seed)).items() if name not in pinned}, monkeypatch)
@@ -208,13 +204,12 @@ def knobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pins(names): knobs that keep Seekpoint's default: they are the test's subject")
-    seed = os.environ.setdefault(VARIABLE, str(secrets.randbelow(SEEDS)))  # before xdist starts its processes
-    if seed == NONE:
-        return
-    if not seed.isdecimal():
-        raise pytest.UsageError(f"{VARIABLE}={seed}: give a seed (a whole number), or {NONE!r}")
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Report(config, int(seed)))
+    if os.environ.get(VARIABLE) == "random":
+        os.environ[VARIABLE] = str(secrets.randbelow(1_000_000))  # before xdist starts its processes
+    if not os.environ.get(VARIABLE, "0").isdecimal():
+        raise pytest.UsageError(f"{VARIABLE}={os.environ[VARIABLE]}: give a seed (a whole number), or 'random'")
+    if VARIABLE in os.environ and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Report(config, int(os.environ[VARIABLE])))
 
 
 class _Report:

@@ -35,6 +35,8 @@ _TIES = text(
     UNION SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = to_regclass(:name)
     UNION SELECT format('the owner %s, of whom this role is no member', CAST(relowner AS regrole)) FROM pg_class
     WHERE oid = to_regclass(:name) AND NOT pg_has_role(relowner, 'USAGE')
+    UNION SELECT format('the owner %s, who may create nothing in its schema', CAST(relowner AS regrole)) FROM pg_class
+    WHERE oid = to_regclass(:name) AND NOT has_schema_privilege(relowner, relnamespace, 'CREATE')
     UNION SELECT 'a tablespace, a type or an access method, or is unlogged' FROM pg_class
     WHERE oid = to_regclass(:name) AND (reltablespace <> 0 OR relpersistence <> 'p' OR reloftype <> 0
           OR relam <> (SELECT oid FROM pg_am WHERE amname = current_setting('default_table_access_method')))

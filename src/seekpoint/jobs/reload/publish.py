@@ -6,7 +6,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import Tx
-from seekpoint.jobs.tables.carry import carried
+from seekpoint.jobs.tables.carry import carried, lock_views
 from seekpoint.jobs.tables.create_like import draw_from_live
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties
 from seekpoint.jobs.tables.indexes import indexes
@@ -20,6 +20,7 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
     """Rename the rebuilt table into the place of the live one, which is moved to the staging schema and swept."""
     connection = tx.connection
     run(connection, "SET LOCAL lock_timeout = {wait}", wait=f"{DDL_WAIT}ms")
+    lock_views(connection, target.path)
     run(connection, "LOCK TABLE {live} IN ACCESS EXCLUSIVE MODE", live=target.path)
     if reasons := ties(connection, target):
         raise ReloadRefused(reasons)
@@ -55,8 +56,11 @@ _SHAPE = text(
     """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated,
            pg_get_expr(d.adbin, d.adrelid), CAST(NULLIF(a.attcollation, 0) AS regcollation), a.attstorage,
-           concat_ws(' ', a.attcompression, a.attidentity, nullif(a.attstattarget, -1), a.attoptions)
+           concat_ws(' ', a.attcompression, a.attidentity, nullif(a.attstattarget, -1), a.attoptions,
+                     s.seqtypid, s.seqstart, s.seqincrement, s.seqmin, s.seqmax, s.seqcache, s.seqcycle)
     FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    LEFT JOIN pg_sequence s
+    ON a.attidentity <> '' AND s.seqrelid = CAST(pg_get_serial_sequence(:name, a.attname) AS regclass)
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
     UNION ALL SELECT conname, pg_get_expr(conbin, conrelid), NULL, NULL, NULL, NULL, NULL, NULL FROM pg_constraint
     WHERE conrelid = to_regclass(:name) AND contype = 'c'

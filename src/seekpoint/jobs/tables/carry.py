@@ -79,16 +79,20 @@ _ATTACHED = text(
     JOIN pg_namespace n ON n.oid = own.relnamespace
     JOIN pg_class made ON made.oid = CAST(pg_get_serial_sequence(:built, attname) AS regclass)
     WHERE attidentity <> ''
+    UNION ALL SELECT 6, format('COMMENT ON SEQUENCE %s IS %L', own.name, obj_description(CAST(own.name AS regclass)))
+    FROM named, pg_get_serial_sequence(:name, attname) own (name)
+    WHERE attidentity <> '' AND obj_description(CAST(own.name AS regclass)) IS NOT NULL
     UNION ALL SELECT 5, format('ALTER TABLE %s REPLICA IDENTITY %s', :name, CASE relreplident
-                               WHEN 'f' THEN 'FULL' WHEN 'n' THEN 'NOTHING' ELSE
+                               WHEN 'f' THEN 'FULL' WHEN 'n' THEN 'NOTHING' ELSE coalesce(
                                (SELECT format('USING INDEX %I', i.relname) FROM pg_index
-                                JOIN pg_class i ON i.oid = indexrelid WHERE indrelid = live.oid AND indisreplident) END)
+                                JOIN pg_class i ON i.oid = indexrelid WHERE indrelid = live.oid AND indisreplident),
+                               'NOTHING') END)
     FROM live WHERE relreplident <> 'd'
     UNION ALL SELECT 5, format('ALTER TABLE %s CLUSTER ON %I', :name, i.relname)
     FROM pg_index JOIN pg_class i ON i.oid = indexrelid WHERE indrelid = to_regclass(:name) AND indisclustered
     UNION ALL SELECT 5, format('COMMENT ON INDEX %s IS %L', CAST(indexrelid AS regclass), obj_description(indexrelid))
     FROM pg_index WHERE indrelid = to_regclass(:name) AND obj_description(indexrelid) IS NOT NULL
-    UNION ALL SELECT 5, format('COMMENT ON CONSTRAINT %I ON %s IS %L', conname, :name, obj_description(oid))
+    UNION ALL SELECT 7, format('COMMENT ON CONSTRAINT %I ON %s IS %L', conname, :name, obj_description(oid))
     FROM pg_constraint WHERE conrelid = to_regclass(:name) AND obj_description(oid) IS NOT NULL
     UNION ALL SELECT 5, format('COMMENT ON COLUMN %s.%I IS %L', :name, attname, col_description(live.oid, attnum))
     FROM live, named WHERE col_description(live.oid, attnum) IS NOT NULL
@@ -125,11 +129,19 @@ _ATTACHED = text(
                                (SELECT format(' WITH (%s)',
                                 string_agg(format('%I = %L', option_name, option_value), ', '))
                                 FROM pg_options_to_table(v.reloptions) HAVING count(*) > 0), pg_get_viewdef(v.oid))
-    FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid JOIN pg_class v ON v.oid = r.ev_class AND v.relkind = 'v'
+    FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid AND r.rulename = '_RETURN'
+    JOIN pg_class v ON v.oid = r.ev_class AND v.relkind = 'v'
     WHERE d.classid = CAST('pg_rewrite' AS regclass) AND d.refobjid = to_regclass(:name)
     ) AS attached (step, what) ORDER BY step, what
     """
 ).bindparams(_NAME)
+_VIEWS = text(
+    """
+    SELECT DISTINCT format('ALTER VIEW %s OWNER TO %I', CAST(v.oid AS regclass), pg_get_userbyid(v.relowner))
+    FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid JOIN pg_class v ON v.oid = r.ev_class AND v.relkind = 'v'
+    WHERE d.classid = CAST('pg_rewrite' AS regclass) AND d.refobjid = to_regclass(:name) ORDER BY 1
+    """
+)
 # A session's temporary table of the same name would be meant by a name without its schema.
 _SEARCH = text("SELECT set_config('search_path', :path, true)")
 _SEARCHED = text("SELECT current_setting('search_path')")
@@ -139,6 +151,16 @@ def give_storage(connection: Connection, live: Path, built: Path) -> None:
     """Give a table that is to replace the live one its storage parameters and statistics targets."""
     for statement in _printed(connection, _STORAGE, name=quoted(*live), onto=quoted(*built)):
         run(connection, "{it}", it=ident.SQL(statement))
+
+
+def lock_views(connection: Connection, live: Path) -> None:
+    """Lock the views on the table, before the table: a reader takes them in this order, and would be waited for.
+
+    Each is given the owner that it has: ``LOCK TABLE`` would lock its other tables, too.
+    """
+    with _whole_names(connection):
+        for statement in _printed(connection, _VIEWS, name=quoted(*live)):
+            run(connection, "{it}", it=ident.SQL(statement))
 
 
 @contextmanager

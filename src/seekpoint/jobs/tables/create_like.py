@@ -75,15 +75,26 @@ def make_like(
             set_default(connection, path, row.column, row.expression)
         else:
             run(connection, "ALTER TABLE {table} ALTER {column} DROP NOT NULL", **column)
-    for identity, drawn in _identities(connection, live).items():
-        its: dict[str, Part] = {"table": path, "column": (identity,)}
-        if replaces:
-            start = _next(connection, drawn, _settings(connection, drawn))
-            run(connection, "ALTER TABLE {table} ALTER {column} RESTART WITH {start}", start=start, **its)
-        else:
-            run(connection, "ALTER TABLE {table} ALTER {column} SET CYCLE", **its)
+    _set_identities(connection, path, live, replaces=replaces)
     if replaces:
         give_storage(connection, live, path)
+
+
+def _set_identities(connection: Connection, path: Path, live: Path, *, replaces: bool) -> None:
+    made = _identities(connection, path)
+    if not replaces:
+        for own in made.values():
+            run(connection, "ALTER SEQUENCE {own} CYCLE", own=ident.SQL(own))
+        return
+    for column, sequence in _identities(connection, live).items():
+        settings = _settings(connection, sequence)
+        run(
+            connection,
+            "ALTER SEQUENCE {own} AS {type} RESTART WITH {start}",  # LIKE makes a bigint's of each
+            own=ident.SQL(made[column]),
+            type=ident.SQL(settings.type),
+            start=_next(connection, sequence, settings),
+        )
 
 
 def draw_from_live(connection: Connection, staging: Staging, target: Target) -> None:
@@ -100,7 +111,8 @@ def draw_from_live(connection: Connection, staging: Staging, target: Target) -> 
             run(connection, "DROP SEQUENCE {own}", own=own)
     live = _identities(connection, target.path)
     for column, sequence in _identities(connection, built).items():
-        _continue(connection, sequence, after=ident.SQL(live[column]))
+        if column in live:  # else the live table was altered, which is refused
+            _continue(connection, sequence, after=ident.SQL(live[column]))
 
 
 def set_default(connection: Connection, path: Path, column: str, expression: str) -> None:

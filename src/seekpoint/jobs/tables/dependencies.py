@@ -20,16 +20,22 @@ DDL_WAIT = 300  # milliseconds for the lock of a swap: sessions that queue after
 _TIES = text(
     f"""
     {DEPENDANTS}
-    UNION SELECT CASE v.relkind WHEN 'm' THEN 'materialized view ' WHEN 'v' THEN 'view ' ELSE 'a rule of ' END
+    UNION SELECT CASE WHEN v.relkind = 'm' THEN 'materialized view ' WHEN r.rulename = '_RETURN' THEN 'view '
+                      ELSE format('rule %s of ', r.rulename) END
                  || CAST(CAST(v.oid AS regclass) AS text)
-                 || CASE v.relkind WHEN 'v' THEN ', which this role does not own' ELSE '' END
+                 || CASE WHEN v.relkind <> 'v' OR r.rulename <> '_RETURN' THEN ''
+                         WHEN v.relpersistence = 't' THEN ', which is temporary'
+                         ELSE ', which this role cannot replace' END
     FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid JOIN pg_class v ON v.oid = r.ev_class
     WHERE d.classid = CAST('pg_rewrite' AS regclass) AND d.refobjid = to_regclass(:name) AND v.oid <> d.refobjid
-          AND (v.relkind <> 'v' OR NOT pg_has_role(v.relowner, 'USAGE'))
+          AND (v.relkind <> 'v' OR r.rulename <> '_RETURN' OR v.relpersistence = 't'
+               OR NOT pg_has_role(v.relowner, 'USAGE') OR NOT has_schema_privilege(v.relnamespace, 'CREATE'))
     UNION SELECT 'foreign key ' || conname FROM pg_constraint
     WHERE contype = 'f' AND to_regclass(:name) IN (conrelid, confrelid)
     UNION SELECT format('trigger %s, which may change rows before they are written', tgname) FROM pg_trigger
     WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal AND tgtype & 3 = 3 AND tgtype & 20 <> 0
+    UNION SELECT format('trigger %s, whose function this role may not execute', tgname) FROM pg_trigger
+    WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal AND NOT has_function_privilege(tgfoid, 'EXECUTE')
     UNION SELECT 'constraint ' || conname || ', which is deferrable or an exclusion' FROM pg_constraint
     WHERE conrelid = to_regclass(:name) AND contype <> 't' AND (contype = 'x' OR condeferrable)
     UNION SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = to_regclass(:name)

@@ -12,7 +12,7 @@ from seekpoint.sinks.catalog import quoted
 
 _INDEXES = text(
     """
-    SELECT c.relname AS name, i.indisunique AS is_unique,
+    SELECT i.indexrelid AS oid, c.relname AS name, i.indisunique AS is_unique,
            i.indisunique AND i.indimmediate AND i.indisvalid AS is_enforced,
            i.indpred IS NULL AND i.indexprs IS NULL AS is_plain,
            coalesce(columns.names, '{}') AS columns, columns.is_not_null,
@@ -41,6 +41,7 @@ class Index(NamedTuple):
     kind of the one that it belongs to. ``head``: the definition up to the table's name.
     """
 
+    oid: int
     name: str
     is_unique: bool
     is_enforced: bool

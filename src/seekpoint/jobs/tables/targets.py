@@ -192,10 +192,11 @@ def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Fee
     if isinstance(sink, Upsert):
         require_index(connection, repr(sink), path, sink.key)
         return Target(path, staged, tuple(columns), sink.key, tuple(feeds))
-    # The first key that the sink's rows have.
+    # The first key that the sink's rows have: the primary one, else the oldest, whatever it is called.
     written = set(sink.written or (column.name for column in columns if not column.is_numbered))
-    keys = (one.columns for one in indexes(connection, path) if one.is_enforced and one.is_plain and one.is_not_null)
-    key = next((tuple(one) for one in keys if set(one) <= written), ())
+    ordered = sorted(indexes(connection, path), key=lambda index: (index.constraint != "PRIMARY KEY", index.oid))
+    keys = (index.columns for index in ordered if index.is_enforced and index.is_plain and index.is_not_null)
+    key = next((tuple(columns) for columns in keys if set(columns) <= written), ())
     return Target(path, staged, tuple(columns), key, tuple(feeds))
 
 

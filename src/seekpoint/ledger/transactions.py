@@ -22,7 +22,7 @@ T = TypeVar("T")
 class GroupTransactions:
     """Opens transactions on one group's rows, on connections of ``engine``.
 
-    ``application_name`` is what they are called in ``pg_stat_activity``.
+    ``application_name`` is what the server calls them.
     """
 
     engine: Engine

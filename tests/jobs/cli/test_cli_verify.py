@@ -90,7 +90,7 @@ def test_a_table_without_a_key_has_nothing_to_be_compared_by(terminal: Terminal)
     assert "has no unique key" in verify
     assert "swap" not in verify
     assert "or --strategy swap (open(strategy='swap'))" in terminal.job("reload", "run", name="entries", exits=1).stderr
-    shop.execute("CREATE VIEW {schema}.large AS SELECT * FROM {schema}.entries")
+    shop.execute("CREATE MATERIALIZED VIEW {schema}.large AS SELECT * FROM {schema}.entries")
     swap = terminal.job("reload", "run", "--strategy", "swap", name="entries", exits=1).stderr
     assert "drop that, or give the table a unique key and use strategy 'merge'" in swap
 

@@ -126,7 +126,7 @@ def test_what_came_in_mid_run_is_carried_over_and_nothing_else(full: Shop) -> No
     assert [row[:3] for row in full.execute("TABLE {schema}.v ORDER BY 1, 2, 3")] == full.rows()
 
 
-def test_an_identity_goes_on_after_every_number_that_was_given(full: Shop) -> None:
+def test_an_identity_continues_after_every_number_that_was_given(full: Shop) -> None:
     """Those of the live rows, of the rebuilt ones, and those that were drawn in mid-run."""
     full.execute("ALTER TABLE {schema}.orders ADD number bigint GENERATED ALWAYS AS IDENTITY (INCREMENT -1)")
     live = full.execute("SELECT min(number) FROM {schema}.orders")[0][0]

@@ -89,7 +89,7 @@ def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping
         return not any(answers)
 
     until(has_leaders, f"the leaders of {name}")
-    until(leaders_answer, f"answers of the leaders of {name}")
+    until(leaders_answer, f"answers of the leaders of {name}", 300.0)  # a thousand partitions take 6 s and more
 
 
 def _wait_for_deletion(deletion: Future[None]) -> None:

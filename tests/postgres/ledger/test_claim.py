@@ -17,6 +17,7 @@ from postgres.ledger.test_stop import stop_of
 from seekpoint.errors import Fenced
 from seekpoint.ledger import Attempt
 from seekpoint.ledger.claim import record_stop
+from seekpoint.ledger.sql import WORKER, arrays
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition
@@ -77,6 +78,22 @@ def test_a_claim_sees_the_attempt_that_it_waited_for(
     assert claim.attempt is not None
     assert (claim.next_offset, claim.attempt.number, claim.attempt.crashes) == (8, 1, 1)
     assert successor.row().unreleased_claims == 1
+
+
+def test_a_claim_counts_no_crash_for_a_release_that_it_waited_for(
+    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """A statement that did not wait would find the owner who has just given the partition back."""
+    worker, successor = desk(at={0: 3}), desk(limits=PATIENT)
+    claim = worker.claims[0]
+    released = arrays([(*claim.partition, claim.token)], "released_topic", "released_partition", "released_token")
+    with seekpoint_engine.begin() as tx:
+        worker.ledger.group_connection(tx).execute(WORKER["release"], owner=worker.ledger.owner, **released)
+        claiming = elsewhere.submit(successor.claim, 0)
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+    claiming.result()
+    assert successor.claims[0].unreleased == 0
+    assert not successor.row().unreleased_claims
 
 
 def test_a_claim_ends_the_stop_that_it_waited_for(

@@ -46,9 +46,9 @@ def record_attempts(tx: GroupConnection, noted: Iterable[tuple[Claim, Attempt]])
 
 def record_suspects(tx: GroupConnection, noted: Iterable[SuspectNote]) -> None:
     """Store the suspect range of partitions. Raises Fenced unless all claims are current."""
-    ordered = sorted(noted, key=lambda one: one.claim.partition)
-    rows = [(*one.claim.partition, one.end, one.part_end) for one in ordered]
-    _lock_claimed(tx, [one.claim for one in ordered])
+    ordered = sorted(noted, key=lambda note: note.claim.partition)
+    rows = [(*note.claim.partition, note.end, note.part_end) for note in ordered]
+    _lock_claimed(tx, [note.claim for note in ordered])
     tx.execute(WORKER["record_suspects"], **arrays(rows, *_SUSPECTED))
 
 

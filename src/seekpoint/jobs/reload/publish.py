@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import Tx
@@ -43,13 +46,17 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
 
 def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:
     """The live table's indexes. Raises ReloadRefused if it was altered since the run created the rebuilt one."""
-    live, built = ({"name": quoted(*path)} for path in (target.path, staging.table(target)))
-    given = indexes(connection, target.path)
-    made = {one.name: (one.is_unique, one.using) for one in indexes(connection, staging.table(target))}
-    is_same = made == {staging.index(target, n): (one.is_unique, one.using) for n, one in enumerate(given)}
-    if not is_same or connection.execute(_SHAPE, live).all() != connection.execute(_SHAPE, built).all():
+    rebuilt = staging.table(target)
+    live_indexes = indexes(connection, target.path)
+    expected = {staging.index(target, n): (index.is_unique, index.using) for n, index in enumerate(live_indexes)}
+    is_same = expected == {index.name: (index.is_unique, index.using) for index in indexes(connection, rebuilt)}
+    if not is_same or _shape(connection, target.path) != _shape(connection, rebuilt):
         raise ReloadRefused([f"{target.name} was altered since it was rebuilt: abort this run and open another one"])
-    return [one.name for one in given]
+    return [index.name for index in live_indexes]
+
+
+def _shape(connection: Connection, table: tuple[str, str]) -> Sequence[Row[Any]]:
+    return connection.execute(_SHAPE, {"name": quoted(*table)}).all()
 
 
 _SHAPE = text(

@@ -197,12 +197,12 @@ def _refused(
 
 
 def _all_indexes(connection: Connection, staging: Staging, target: Target) -> None:
-    for n, one in enumerate(indexes(connection, target.path)):
+    for n, index in enumerate(indexes(connection, target.path)):
         its = Statements(connection, name=name(staging.index(target, n)), table=staging.table(target))
-        unique, using = ident.SQL("UNIQUE" if one.is_unique else ""), ident.SQL(one.using)
+        unique, using = ident.SQL("UNIQUE" if index.is_unique else ""), ident.SQL(index.using)
         its.run("CREATE {unique} INDEX {name} ON {table} {using}", unique=unique, using=using)
-        if one.constraint is not None:
-            kind = ident.SQL(one.constraint)
+        if index.constraint is not None:
+            kind = ident.SQL(index.constraint)
             its.run("ALTER TABLE {table} ADD CONSTRAINT {name} {kind} USING INDEX {name}", kind=kind)
 
 

@@ -149,8 +149,7 @@ _SEARCHED = text("SELECT current_setting('search_path')")
 
 def give_storage(connection: Connection, live: Path, built: Path) -> None:
     """Give a table that is to replace the live one its storage parameters and statistics targets."""
-    for statement in _printed(connection, _STORAGE, name=quoted(*live), onto=quoted(*built)):
-        run(connection, "{it}", it=ident.SQL(statement))
+    _run_each(connection, _printed(connection, _STORAGE, name=quoted(*live), onto=quoted(*built)))
 
 
 def lock_views(connection: Connection, live: Path) -> None:
@@ -159,8 +158,7 @@ def lock_views(connection: Connection, live: Path) -> None:
     Each is given the owner that it has: ``LOCK TABLE`` would lock its other tables, too.
     """
     with _whole_names(connection):
-        for statement in _printed(connection, _VIEWS, name=quoted(*live)):
-            run(connection, "{it}", it=ident.SQL(statement))
+        _run_each(connection, _printed(connection, _VIEWS, name=quoted(*live)))
 
 
 @contextmanager
@@ -168,12 +166,15 @@ def carried(connection: Connection, live: Path, built: Path) -> Iterator[None]:
     """Around the exchange of the tables' names: what the live table has is the rebuilt one's after it."""
     with _whole_names(connection):
         attached = _printed(connection, _ATTACHED, name=quoted(*live), built=quoted(*built))
-        for statement in _printed(connection, _DETACHED, name=quoted(*live)):
-            run(connection, "{it}", it=ident.SQL(statement))
+        _run_each(connection, _printed(connection, _DETACHED, name=quoted(*live)))
     yield
     with _whole_names(connection):
-        for statement in attached:
-            run(connection, "{it}", it=ident.SQL(statement))
+        _run_each(connection, attached)
+
+
+def _run_each(connection: Connection, statements: Sequence[str]) -> None:
+    for statement in statements:
+        run(connection, "{it}", it=ident.SQL(statement))
 
 
 def _printed(connection: Connection, query: TextClause, **names: Any) -> Sequence[str]:

@@ -114,12 +114,12 @@ def _checked(connection: Connection, target: Target) -> list[ForeignKey]:
 
 def uniques(connection: Connection, target: Target) -> Sequence[Composable]:
     """The definition after the table's name of each unique index but the one of its key."""
-    return [ident.SQL(one.using) for one in _others(connection, target)]
+    return [ident.SQL(index.using) for index in _others(connection, target)]
 
 
 def _others(connection: Connection, target: Target) -> list[Index]:
-    enforced = (one for one in indexes(connection, target.path) if one.is_enforced)
-    return [one for one in enforced if not (one.is_plain and set(one.columns) == set(target.key))]
+    enforced = (index for index in indexes(connection, target.path) if index.is_enforced)
+    return [index for index in enforced if not (index.is_plain and set(index.columns) == set(target.key))]
 
 
 def may_be_refused(connection: Connection, pipeline: Pipeline, found: Sequence[Target]) -> bool:
@@ -133,9 +133,11 @@ def _may_repeat(connection: Connection, target: Target, pipeline: Pipeline) -> b
         return bool(_others(connection, target))
     sinks = [sink for sink in pipeline.sinks if isinstance(sink, TableSink)]
     origins = {column for sink in sinks for column in sink.provenance.values()}
-    enforced = (one for one in indexes(connection, target.path) if one.is_enforced)
+    enforced = (index for index in indexes(connection, target.path) if index.is_enforced)
     drawn = {column.name for column in target.columns if column.is_numbered}
-    return any(not (one.is_plain and (set(one.columns) <= origins or drawn & set(one.columns))) for one in enforced)
+    return any(
+        not (index.is_plain and (set(index.columns) <= origins or drawn & set(index.columns))) for index in enforced
+    )
 
 
 def breaks(connection: Connection, table: Path, reference: ForeignKey) -> int:

@@ -81,9 +81,9 @@ def make_like(
 
 
 def _set_identities(connection: Connection, path: Path, live: Path, *, replaces: bool) -> None:
-    made = _identities(connection, path)
+    sequences = _identities(connection, path)
     if not replaces:
-        for own in made.values():
+        for own in sequences.values():
             run(connection, "ALTER SEQUENCE {own} CYCLE", own=ident.SQL(own))
         return
     for column, sequence in _identities(connection, live).items():
@@ -91,7 +91,7 @@ def _set_identities(connection: Connection, path: Path, live: Path, *, replaces:
         run(
             connection,
             "ALTER SEQUENCE {own} AS {type} RESTART WITH {start}",  # LIKE makes a bigint's of each
-            own=ident.SQL(made[column]),
+            own=ident.SQL(sequences[column]),
             type=ident.SQL(settings.type),
             start=_next(connection, sequence, settings),
         )

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.cimpl import NewPartitions
 
 from seekpoint import Assignment, StartAt, consumer_config, events
 from seekpoint.errors import ConfigError, Fenced
@@ -133,7 +132,7 @@ def test_added_partitions_are_read_from_their_beginning_with_any_start(scene: Sc
     scene.produce(name, ["before"])
     run = scene.worker(scene.pipeline(name, start=StartAt.latest()), kafka=protocol)
     run.placed()
-    scene.admin.create_partitions([NewPartitions(name, 3)])[name].result(20)
+    scene.add_partitions(name, 3)
     stored = scene.produce(name, 2, partition=1) + scene.produce(name, 1, partition=2)
     stored += scene.produce(name, ["after"], partition=0)
     run.reached(name, 2, 1)

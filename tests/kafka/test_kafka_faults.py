@@ -144,8 +144,8 @@ def test_i4_a_position_out_of_range_is_sought_before_the_brokers_refuse_it(
 
 def _wait_for_refusal(broker: str, at: TopicPartition) -> None:
     """Until the brokers have refused this position to another client, three times."""
-    config = {"bootstrap.servers": broker, "group.id": "none", "auto.offset.reset": "error", "log_level": 0}
-    consumer = Consumer(config)
+    config = {"bootstrap.servers": broker, "group.id": "none", "enable.auto.commit": False, "log_level": 0}
+    consumer = Consumer({**config, "auto.offset.reset": "error"})
     try:
         for _ in range(3):
             consumer.assign([TopicPartition(at.topic, at.partition, at.offset)])

@@ -17,7 +17,6 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.cimpl import NewPartitions
 
 from seekpoint import Limits, OnPoison, Partition, StartAt, events
 from seekpoint.admin import Admin, ResetTo
@@ -237,7 +236,7 @@ def test_commits_that_cannot_be_positions_are_refused(scene: Scene, old: str) ->
     group = "old-" + scene.group
     assert (
         "has no commit in Kafka: check the name"
-        in run(scene, "offsets", "import", scene.group, "--from-group", "none", exits=2).stderr
+        in run(scene, "offsets", "import", scene.group, "--from-group", f"no-{scene.group}", exits=2).stderr
     )
     assert "does not exist on the brokers" in imported(scene, "--topic", "none", exits=2).stderr
     other = scene.topic(2)
@@ -382,8 +381,7 @@ def test_an_import_of_other_logs_than_those_of_its_plan_is_refused(scene: Scene,
     with pytest.raises(Fenced, match="was created again"):
         admin(scene).apply(plan, reason="test")
     ids = tuple(replace(each, topic_id=scene.topic_id(old)) for each in plan.partitions)
-    scene.admin.create_partitions([NewPartitions(old, 3)])[old].result(20)
-    scene.wait(lambda: len(scene.admin.list_topics(old, timeout=10).topics[old].partitions) == 3)
+    scene.add_partitions(old, 3)
     with pytest.raises(Fenced, match="more partitions than in the plan"):
         admin(scene).apply(replace(plan, partitions=ids), reason="test")
     assert scene.positions() == {}

@@ -11,7 +11,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from confluent_kafka.cimpl import NewPartitions
 from sqlalchemy import Engine, create_engine, event, text
 
 from seekpoint import Ledger, Partition
@@ -352,7 +351,7 @@ def test_a_wait_that_began_before_the_first_claim_sees_what_it_brings(scene: Sce
         run = scene.worker(name)
         assert first.result(30).applied
         assert not added.done()
-        scene.admin.create_partitions([NewPartitions(name, 2)])[name].result(20)
+        scene.add_partitions(name, 2)
         scene.produce(name, 3, partition=1)
         assert added.result(30).applied
     run.stop()

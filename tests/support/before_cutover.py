@@ -8,13 +8,12 @@ from typing import Any
 from uuid import UUID
 
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 
 from seekpoint.jobs.reload import CutOver, Driver, Reload
 from seekpoint.jobs.reload.catch_up import CatchUp
 from support.events import Run
 from support.reload_orders import Shop, gone, of
-from support.waiting import until
+from support.topics import add_partitions
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
 
@@ -40,13 +39,7 @@ def settled(shop: Shop, records: list[Any] = FIRST, partition: int = 0, **option
 def widen(shop: Shop, partitions: int) -> None:
     """The shop's topic has so many partitions, each with a leader."""
     admin = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0})
-    admin.create_partitions([NewPartitions(shop.topic, partitions)])[shop.topic].result(20)
-
-    def led() -> int:
-        found = admin.list_topics(shop.topic, timeout=20).topics[shop.topic].partitions.values()
-        return sum(one.leader >= 0 for one in found)
-
-    until(lambda: led() == partitions, f"{shop.topic} to have {partitions} partitions")
+    add_partitions(admin, shop.topic, partitions)
 
 
 @contextmanager

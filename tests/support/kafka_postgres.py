@@ -25,6 +25,7 @@ from sqlalchemy import Engine, Row
 from seekpoint import Ledger, Partition, Pipeline
 from support.events import Run
 from support.recorded_rows import Book, Stored, Stream, ends
+from support.topics import add_partitions
 from support.waiting import SECONDS
 from support.worker_process import WorkerProcess
 
@@ -85,6 +86,10 @@ class Scene:
     def topic(self, partitions: int = 1, **options: Any) -> str:
         """A new topic."""
         return self._make_topic(partitions, bootstrap=self._bootstrap, **options)
+
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        """Add partitions until the topic has so many."""
+        add_partitions(self.admin, topic, partitions)
 
     def delete_topic(self, topic: str) -> None:
         """Delete it, and wait until the brokers do not list it any more."""

@@ -38,9 +38,9 @@ def in_transactions(broker: str, name: str, *batches: tuple[int, bool | None], p
 
 
 def messages(broker: str, topic: str, partition: int = 0) -> list[Message]:
-    """All records of a partition that are in its log now, read without a group."""
-    config = {"bootstrap.servers": broker, "group.id": "none", "enable.partition.eof": True, "log_level": 0}
-    consumer, found = Consumer(config), list[Message]()
+    """All records of a partition that are in its log now; nothing is committed."""
+    config = {"bootstrap.servers": broker, "group.id": "none", "enable.auto.commit": False}
+    consumer, found = Consumer({**config, "enable.partition.eof": True, "log_level": 0}), list[Message]()
     try:
         consumer.assign([TopicPartition(topic, partition, 0)])
         while (message := consumer.poll(30)) is not None and message.error() is None:

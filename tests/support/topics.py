@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # not re-exported by its stubs
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from support.waiting import until
 
@@ -78,7 +78,19 @@ def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping
     """
     order = NewTopic(name, partitions, 1, config=dict(config))
     admin.create_topics([order], operation_timeout=20)[name].result(30)
+    _wait_for_leaders(admin, name, partitions)
 
+
+def add_partitions(admin: AdminClient, name: str, partitions: int) -> None:
+    """Add partitions until the topic has so many, and return when each has a leader that answers.
+
+    A new client may be told of the old count for a moment otherwise, and refuses to produce to the others.
+    """
+    admin.create_partitions([NewPartitions(name, partitions)])[name].result(20)
+    _wait_for_leaders(admin, name, partitions)
+
+
+def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
     def has_leaders() -> bool:
         known = admin.list_topics(name, timeout=20).topics[name].partitions
         return sum(partition.leader >= 0 for partition in known.values()) == partitions

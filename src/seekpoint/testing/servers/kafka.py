@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]  # not re-exported
 
 from seekpoint.testing.servers.container import Container, docker_answers
 from seekpoint.testing.servers.jars import KAFKA_VERSION, classpath, to_stderr
@@ -73,7 +73,7 @@ class KafkaServer(Server):
         super().__init__(handle, remedy)
         self.bootstrap = bootstrap
         self._origin, self._proxied = origin, proxied
-        self._client: AdminClient | None = None
+        self._clients: dict[str, AdminClient] = {}
 
     @property
     def proxied_bootstrap(self) -> str:
@@ -88,7 +88,7 @@ class KafkaServer(Server):
 
     def start(self) -> None:
         super().start()
-        self._client = None  # its connections would only complain about the next stop
+        self._clients.clear()  # their connections would only complain about the next stop
 
     def _not_ready(self) -> str | None:
         host, _, port = self.bootstrap.split(",")[0].rpartition(":")
@@ -96,10 +96,10 @@ class KafkaServer(Server):
             socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
         except (OSError, ValueError) as error:
             return f"{self._origin} at {self.bootstrap} does not answer: {error}"
-        if self._client is None:
-            self._client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         try:
-            known = self._client.list_topics(timeout=2)
+            known = self._metadata(self.bootstrap)
+            if self._proxied is not None:  # opened after the first listener, which answers even if this one fails
+                self._metadata(f"127.0.0.1:{self._proxied[0]}")
         except KafkaException as error:
             return f"{self._origin} at {self.bootstrap} listens, but does not answer: {error}"
         leaderless = [
@@ -108,6 +108,11 @@ class KafkaServer(Server):
         if leaderless or not known.brokers:
             return f"{self._origin} at {self.bootstrap} has no leader for {', '.join(leaderless) or 'anything'}"
         return None
+
+    def _metadata(self, listener: str) -> ClusterMetadata:
+        if listener not in self._clients:
+            self._clients[listener] = AdminClient({"bootstrap.servers": listener, "log_level": 0})
+        return self._clients[listener].list_topics(timeout=2)
 
 
 def start_kafka(

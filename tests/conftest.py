@@ -70,7 +70,6 @@ _TOGETHER = {
     "tests/jobs/spark/": "spark",
     "tests/acceptance/test_demo_reload.py": "spark",
     "tests/kafka/test_forgotten_brokers.py": "forgotten brokers",
-    "tests/kafka/operators/test_session.py": "operators",
     "tests/sql/test_plans.py": "plans",
     "tests/postgres/ledger/test_storage.py": "storage",
     "tests/acceptance/test_wheel.py": "wheel",
@@ -84,8 +83,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     It also runs the demo with Spark, which has several JVMs, as a test of a cluster has: next to two more such tests,
     on two cores, both took over four minutes. The tests of ``test_forgotten_brokers.py`` share a broker behind a proxy:
     its start is most of what they compute. Those of the other files share tables of 10,000 rows, a server or a wheel,
-    which each of four workers would make again. An operators' session has up to 85 connections: three at once, next to
-    other tests, were more than the server's 300.
+    which each of four workers would make again.
 
     Marks of the kind ``xdist_group`` would say the same, but xdist 3.8 writes them where pytest 9 no longer looks.
     """

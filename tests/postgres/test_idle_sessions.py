@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy import Engine, NullPool, create_engine, text
 
 from seekpoint.testing.idle_sessions import IdleSessions
+from support.waiting import until
 
 
 @pytest.fixture
@@ -38,6 +39,23 @@ def test_a_session_is_for_the_next_test(engine: Engine, sessions: IdleSessions) 
     assert first != second, "within one test each connection has a session of its own"
     sessions.next_test()
     assert {use(engine), use(engine)} == {first, second}
+
+
+def test_a_test_that_closes_many_sessions_ends_them(
+    engine: Engine, sessions: IdleSessions, seekpoint_engine: Engine
+) -> None:
+    """Kept until its end, they were more than the server has."""
+    closed = [use(engine) for _ in range(30)]
+
+    def left() -> set[int]:
+        with seekpoint_engine.connect() as connection:
+            asked = text("SELECT pid FROM pg_stat_activity WHERE pid = ANY(:closed)")
+            return set(connection.execute(asked, {"closed": closed}).scalars())
+
+    until(lambda: len(left()) == 12, "the other sessions to end")
+    kept = left()
+    sessions.next_test()
+    assert {use(engine) for _ in range(12)} == kept
 
 
 def test_nothing_is_left_of_the_test_before(engine: Engine, sessions: IdleSessions) -> None:

@@ -13,14 +13,14 @@ from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 from sqlalchemy import Engine, event
 
-_MOST_IDLE = 12  # a process's, of the server's 300
+_MOST_IDLE = 12  # of one process, and as many again that its test has closed; the server has 300
 
 
 class IdleSessions:
     """Lends the sessions that earlier tests have closed, as ``DISCARD ALL`` leaves them, in a new connection each.
 
     What a test closes is lent to later tests alone: all sessions of one test are different ones. A session that is
-    closed within a transaction ends on the server, too.
+    closed within a transaction ends on the server, too, and so does each one that a test closes after the first twelve.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,9 @@ class IdleSessions:
         _finish(self._closed)
 
     def keep(self, session: PGconn) -> bool:
-        """Keep the session for the next test. False where its state cannot be reset."""
+        """Keep the session for the next test. False where its state cannot be reset, or there are enough."""
+        if len(self._closed) >= _MOST_IDLE:
+            return False
         if session.transaction_status != TransactionStatus.IDLE or session.pipeline_status != PipelineStatus.OFF:
             return False
         if session.exec_(b"DISCARD ALL").status != ExecStatus.COMMAND_OK:

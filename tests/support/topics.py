@@ -84,7 +84,7 @@ def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping
 def add_partitions(admin: AdminClient, name: str, partitions: int) -> None:
     """Add partitions until the topic has so many, and return when each has a leader that answers.
 
-    A new client may be told of the old count for a moment otherwise, and refuses to produce to the others.
+    Otherwise a new client may learn the old count for a moment, and refuse to produce to the others.
     """
     admin.create_partitions([NewPartitions(name, partitions)])[name].result(20)
     _wait_for_leaders(admin, name, partitions)

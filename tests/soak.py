@@ -5,7 +5,8 @@
 ``--test`` counts runs of the tests of ``make test``, ``--busy`` how many of them run next to two processes that keep
 both cores busy (wall-clock checks are left out there), ``--all`` runs of the tests of ``make test-all``. Each run is
 one line of the file: what ran, commit, seed, the knobs' seed (the runs of a file take one after the other), start,
-seconds, exit code, pytest's last line, and the tests that failed.
+seconds, exit code, pytest's last line, and the tests that failed; the output of a run that failed is beside it, in
+``soak-<knobs' seed>.log``.
 Started again with the same file, it continues: runs of this commit that the file has are not repeated. At the end it
 lists what the file has, commit by commit. Exit code 1 if a run of this commit failed.
 """
@@ -45,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, count in wanted.items():
         for number in range(sum((run["commit"], run["kind"]) == (commit, kind) for run in runs), count):
             print(f"{kind} {number + 1} of {count}", flush=True)
-            run = _run(kind, commit, options.processes, knobs=len(runs))
+            run, output = _run(kind, commit, options.processes, knobs=len(runs))
+            if run["exit_code"]:
+                options.file.with_name(f"{options.file.stem}-{len(runs)}.log").write_text(output, encoding="utf-8")
             runs.append(run)
             with options.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(run) + "\n")
@@ -75,7 +78,8 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _run(kind: str, commit: str, processes: str, *, knobs: int) -> dict[str, Any]:
+def _run(kind: str, commit: str, processes: str, *, knobs: int) -> tuple[dict[str, Any], str]:
+    """Make one run; returns its line of the file, and what it printed."""
     seed = time.time_ns() % 1_000_000
     seeds = {"SEED": str(seed), "SEEKPOINT_SEED": str(seed), "SEEKPOINT_KNOBS": str(knobs)}
     environment = {**os.environ, "SEEKPOINT_REQUIRE_SERVERS": "1", **seeds}
@@ -88,7 +92,7 @@ def _run(kind: str, commit: str, processes: str, *, knobs: int) -> dict[str, Any
             stack.enter_context(_busy())
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines() or [""]
-    return {
+    run = {
         "kind": kind,
         "commit": commit,
         "seed": seed,
@@ -99,6 +103,7 @@ def _run(kind: str, commit: str, processes: str, *, knobs: int) -> dict[str, Any
         "last_line": lines[-1],
         "failed": [line for line in lines if re.match(r"(FAILED|ERROR) ", line)],
     }
+    return run, done.stdout + done.stderr
 
 
 @contextmanager

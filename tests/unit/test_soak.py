@@ -24,7 +24,7 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     monkeypatch.setattr(program, "_git", lambda *words: COMMIT if words[0] == "rev-parse" else "")
-    monkeypatch.setattr(program, "_run", lambda kind, commit, processes, knobs: run(kind, commit, knobs=knobs))
+    monkeypatch.setattr(program, "_run", lambda kind, commit, processes, knobs: (run(kind, commit, knobs=knobs), ""))
     return program
 
 
@@ -72,3 +72,12 @@ def test_a_failure_of_this_commit_is_the_exit_code(soak: ModuleType, tmp_path: P
     file = tmp_path / "soak.jsonl"
     file.write_text(json.dumps(run("test", COMMIT, failed="FAILED tests/x.py::test_x")) + "\n")
     assert soak.main(["--test", "1", "--busy", "0", "--all", "0", "--file", str(file)]) == 1
+
+
+def test_the_output_of_a_run_that_failed_is_kept(
+    soak: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = run("test", COMMIT, failed="FAILED tests/x.py::test_x", knobs=0)
+    monkeypatch.setattr(soak, "_run", lambda *_, knobs: (failed, "E  assert False"))
+    assert soak.main(["--test", "1", "--busy", "0", "--all", "0", "--file", str(tmp_path / "soak.jsonl")]) == 1
+    assert (tmp_path / "soak-0.log").read_text() == "E  assert False"

@@ -15,6 +15,7 @@ from seekpoint import events
 from seekpoint.errors import KafkaUnavailable, TopicRecreated
 from seekpoint.kafka.identity import Answer, Identity, KafkaRefused
 from seekpoint.pipeline.policy import Limits
+from seekpoint.records import Partition
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.worker.assignment.partitions import AssignedPartitions
 from support.kafka_postgres import QUICK, Scene
@@ -142,9 +143,11 @@ def test_i4_a_topic_recreated_after_the_question_and_before_the_read_stops_the_p
     name, stored = scene.log(["old"] * 5)
     with Bench(scene, name) as bench:
         bench.commit(bench.batch(5))
+        bench.held.client.pause([Partition(name, 0)])  # while the new topic has no offset 5, nothing is read there
         scene.delete_topic(name)
         scene.topic(name=name)
         scene.produce(name, ["new"] * 10)
+        bench.held.client.resume({Partition(name, 0): (5, None)})
         bench.commit(bench.batch(5))
         (stop,) = bench.held.stopped.values()
     assert isinstance(stop, TopicRecreated)

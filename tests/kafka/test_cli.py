@@ -37,6 +37,33 @@ from support.events import Run
 from support.waiting import until
 
 COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
+# -- db table --------------------------------------------------------------------------------------------
+
+KEPT = """\
+import msgspec
+class Order(msgspec.Struct):
+    id: int
+    note: str | None
+pipe = Pipeline("{group}", topics="{topic}", value=Json(Order), sinks=[Upsert("{schema}.kept", key=["id"])])
+handled = Pipeline("{group}", topics="{topic}", value=Json(Order), handle=lambda tx, batch: None)
+"""
+
+
+def test_the_command_prints_the_table_and_what_it_lacks(place: Place) -> None:
+    module = place.module("from seekpoint import Upsert", *KEPT.splitlines())
+    table = f"{place.schema}.kept"
+    printed = seekpoint("db", "table", f"{module}:pipe", "--fillfactor", "70").stdout
+    assert printed.startswith(f"CREATE TABLE {table} (")
+    assert "fillfactor = 70" in printed
+    database = ("--database-url", place.url)
+    place.sql(seekpoint("db", "table", f"{module}:pipe", *database, exits=1).stdout)
+    assert seekpoint("db", "table", f"{module}:pipe", *database).stdout == f"-- {table} takes every row\n"
+    place.sql("ALTER TABLE {schema}.kept DROP COLUMN note")
+    lacking = json.loads(seekpoint("db", "table", f"{module}:pipe", "--json", *database, exits=1).stdout)
+    assert lacking == {"tables": {table: [f"ALTER TABLE {table} ADD COLUMN note TEXT;"]}}
+    assert "has no sink that writes a table" in seekpoint("db", "table", f"{module}:handled", exits=2).stderr
+
+
 # -- explain ---------------------------------------------------------------------------------------------
 
 TENANT = """\

@@ -62,7 +62,7 @@ WITH_DATABASE = {
     "verify": ["{module}:pipe", *BROKERS],
 }
 WITH_BROKERS = {"dev produce": ["t"], "dev topic": ["t"]}
-WITHOUT_SERVERS = {"db revision", "db roles", "db sql", "dev", "dev env", "ui"}
+WITHOUT_SERVERS = {"db revision", "db roles", "db sql", "db table", "dev", "dev env", "ui"}
 
 
 def commands(command: object, *path: str) -> set[str]:

@@ -42,6 +42,7 @@ COMMANDS = {
     "db revision": "tests/migrations/test_host.py",
     "db roles": "tests/postgres/test_roles.py::test_the_command_prints_the_script_or_the_rights",
     "db sql": f"{SCHEMA}::test_sql_needs_no_database_and_makes_the_ledger",
+    "db table": "tests/kafka/test_cli.py::test_the_command_prints_the_table_and_what_it_lacks",
     "db upgrade": f"{SCHEMA}::test_upgrade_and_check",
     "dead-letters discard": f"{DEAD_LETTERS}::test_discard_is_a_dry_run_without_apply",
     "dead-letters export": f"{DEAD_LETTERS}::test_export_writes_json_lines",

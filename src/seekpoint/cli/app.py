@@ -176,7 +176,7 @@ def _explain() -> Any:
 
 @_entry("db")
 def _db() -> Any:
-    """The ledger's tables: upgrade, downgrade, sql, check, revision; and its roles."""
+    """The ledger's tables: upgrade, downgrade, sql, check, revision; its roles; and the tables of pipelines."""
     from seekpoint.cli.db import app as group
 
     return _group("db", group)

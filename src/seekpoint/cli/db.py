@@ -1,11 +1,14 @@
 """``seekpoint db``: upgrade the ledger's schema, print its SQL and its roles, check it, hand it to the host's Alembic.
 
+And the tables that a pipeline's sinks write: what they need, and what those of a database lack.
+
 Exit codes: 0 when all is well; 1 when the database is not as this library needs it; 2 when the command was wrong; 3
 when the database cannot be reached. A password is never printed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,18 +16,25 @@ import typer
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError, rev_id
+from sqlalchemy import Connection, MetaData, Table
 
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import explained
-from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, command, one_off_engine
+from seekpoint.cli.options import AsJson, DatabaseUrl, OptionalDatabaseUrl, Schema, command, one_off_engine
 from seekpoint.cli.output import answer
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import COLUMNS, ON_DATABASE, RIGHTS, Role
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.sinks.base import TableSink
+from seekpoint.sinks.suggested_table import FILLFACTOR, suggested_table
+from seekpoint.sinks.table_changes import create_statement, table_changes
+from seekpoint.worker.import_by_name import load
+from seekpoint.worker.worker import Worker
 
 app = typer.Typer(
-    help="The ledger's tables: upgrade, downgrade, sql, check, revision; and its roles.",
+    help="The ledger's tables: upgrade, downgrade, sql, check, revision; its roles; and the tables of pipelines.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
@@ -126,6 +136,55 @@ def check(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json: A
         report["database"] = ledger_schema.current(connection, schema)
         ledger_schema.check(connection, schema)
     answer({**report, "ok": True}, f"{schema}: at {ledger_schema.HEAD}, as this library needs it", as_json=as_json)
+
+
+@app.command()
+@command
+def table(
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function.")],
+    *,
+    database_url: OptionalDatabaseUrl = None,
+    fillfactor: Annotated[
+        int, typer.Option(min=10, max=100, help="Percent of a page that INSERT fills, in the table of an Upsert.")
+    ] = FILLFACTOR,
+    as_json: AsJson = False,
+) -> None:
+    """Print the CREATE TABLE of each table that a pipeline's sinks need; with a database, what its tables lack.
+
+    For a migration of yours: nothing is run. Exit code 1 where the database's tables lack something.
+    """
+    declared = load(target, from_here=True)
+    pipeline = declared.pipeline if isinstance(declared, Worker) else declared
+    tables = {
+        sink: suggested_table(sink, pipeline.codecs_of(sink), MetaData(), fillfactor=fillfactor)
+        for sink in _table_sinks(pipeline)
+    }
+    if database_url is None:
+        found = {".".join(sink.path): [create_statement(suggested)] for sink, suggested in tables.items()}
+    else:
+        with one_off_engine(database_url).connect() as look:
+            found = {".".join(sink.path): _lacks(look, pipeline, sink, suggested) for sink, suggested in tables.items()}
+    text = "\n".join(line for name, lines in found.items() for line in lines or [f"-- {name} takes every row"])
+    answer({"tables": found}, *text.splitlines(), as_json=as_json)
+    if database_url is not None and any(found.values()):
+        raise typer.Exit(1)
+
+
+def _table_sinks(pipeline: Pipeline) -> Sequence[Any]:
+    sinks = [sink for sink in pipeline.sinks if isinstance(sink, TableSink)]
+    if not sinks:
+        raise ConfigError(
+            f"{pipeline.group} has no sink that writes a table: which tables a handler writes, its code says alone"
+        )
+    return sinks
+
+
+def _lacks(look: Connection, pipeline: Pipeline, sink: Any, suggested: Table) -> list[str]:
+    """The statements that are missing. Where none is, the sink's own check follows, which may raise ConfigError."""
+    statements = table_changes(look, suggested)
+    if not statements:
+        sink.check(look, pipeline.codecs_of(sink))
+    return statements
 
 
 @app.command()

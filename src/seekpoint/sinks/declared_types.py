@@ -33,7 +33,7 @@ def check_fields(
         fields = fields_of(getattr(codec, "type", None), columns or ())
         for name, field in fields.items():
             if name in types and (columns is None or name in columns):
-                why = _misfit(field, types[name], allowed, is_json=type(codec) is Json)
+                why = misfit(field, types[name], allowed, is_json=type(codec) is Json)
                 if why is not None:
                     raise ConfigError(f"{me}: field {name!r}, column {name!r} ({types[name].named}): {why}")
 
@@ -49,7 +49,7 @@ def fields_of(kind: Any, columns: Sequence[str]) -> Mapping[str, inspect.Type]:
     return dict.fromkeys(columns, info.value_type) if isinstance(info, inspect.DictType) else {}
 
 
-def _misfit(field: inspect.Type, column: ColumnType, allowed: Conversions, *, is_json: bool) -> str | None:
+def misfit(field: inspect.Type, column: ColumnType, allowed: Conversions, *, is_json: bool) -> str | None:
     """Why the column cannot hold the field as it is; None where it can, or where only values tell."""
     loses = is_json and not allowed.round and (column.item in JSON or column.item == NUMERIC)
     if loses and any(isinstance(one, inspect.FloatType) for one in _within(field)):
@@ -59,7 +59,7 @@ def _misfit(field: inspect.Type, column: ColumnType, allowed: Conversions, *, is
         )
     if column.item in JSON:
         return None
-    reasons = [_of_one(one, column, allowed) for one in _alternatives(field)]
+    reasons = [_of_one(one, column, allowed) for one in alternatives(field)]
     return reasons[0] if reasons and all(reasons) else None
 
 
@@ -68,7 +68,7 @@ def _of_one(field: inspect.Type, column: ColumnType, allowed: Conversions) -> st
         if not isinstance(field, _LISTS):
             return None
         items = field.item_types if isinstance(field, inspect.TupleType) else (field.item_type,)
-        inner = [_of_one(one, _item_of(column, one), allowed) for item in items for one in _alternatives(item)]
+        inner = [_of_one(one, _item_of(column, one), allowed) for item in items for one in alternatives(item)]
         return inner[0] if inner and all(inner) else None
     for kinds, applies, why in _RULES:
         if isinstance(field, kinds) and applies(field, column, allowed):
@@ -125,20 +125,33 @@ _RULES: Sequence[Rule] = (
 )
 
 
-def _alternatives(field: inspect.Type) -> Iterator[inspect.Type]:
+def alternatives(field: inspect.Type) -> Iterator[inspect.Type]:
     """The types that a field may have, without None."""
+    return (kind for kind in _all_alternatives(field) if not isinstance(kind, inspect.NoneType))
+
+
+def admits_none(field: inspect.Type) -> bool:
+    """Whether a value of the field may be None."""
+    return any(
+        isinstance(kind, inspect.NoneType | inspect.AnyType)
+        or (isinstance(kind, inspect.LiteralType) and None in kind.values)
+        for kind in _all_alternatives(field)
+    )
+
+
+def _all_alternatives(field: inspect.Type) -> Iterator[inspect.Type]:
     if isinstance(field, inspect.Metadata):
-        yield from _alternatives(field.type)
+        yield from _all_alternatives(field.type)
     elif isinstance(field, inspect.UnionType):
-        for one in field.types:
-            yield from _alternatives(one)
-    elif not isinstance(field, inspect.NoneType):
+        for kind in field.types:
+            yield from _all_alternatives(kind)
+    else:
         yield field
 
 
 def _within(field: inspect.Type, seen: frozenset[int] = frozenset()) -> Iterator[inspect.Type]:
     """The field's type and all that it is made of."""
-    for one in _alternatives(field):
+    for one in alternatives(field):
         yield one
         if id(one) in seen:
             continue

@@ -1,0 +1,162 @@
+"""The table that suits a sink, as SQLAlchemy has it: columns that hold every value of the fields exactly. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, get_args, get_type_hints
+
+from msgspec import inspect
+from sqlalchemy import (
+    ARRAY,
+    TIMESTAMP,
+    BigInteger,
+    Boolean,
+    Column,
+    Date,
+    Double,
+    Integer,
+    Interval,
+    LargeBinary,
+    MetaData,
+    Numeric,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    Time,
+    Uuid,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
+
+from seekpoint.codecs import Codec, Json
+from seekpoint.errors import ConfigError
+from seekpoint.sinks.base import TableSink
+from seekpoint.sinks.column_type import ColumnType
+from seekpoint.sinks.declared_types import admits_none, alternatives, fields_of, misfit
+
+#: Percent of a page that INSERT fills in the table of an upsert. The rest is for new versions of its rows, which then
+#: need no new index entries. Measured at 50 (docs/performance.md, What an upsert costs): the table has twice the pages.
+FILLFACTOR = 50
+
+_ORIGINS: Mapping[str, TypeEngine[Any]] = {"topic": Text(), "partition": Integer(), "offset": BigInteger()}
+_JSONB = ColumnType("jsonb", 3802, -1, 0, 3802, "U", "b")
+_INTEGERS = ((SmallInteger(), 1 << 15), (Integer(), 1 << 31), (BigInteger(), 1 << 63))
+
+
+def suggested_table(
+    sink: TableSink[Any, Any], codecs: Collection[Codec], metadata: MetaData, *, fillfactor: int = FILLFACTOR
+) -> Table:
+    """The table that the sink needs, added to ``metadata``: for its DDL, or for an Alembic autogenerate of yours.
+
+    Columns are the fields of the values that ``codecs`` decode, or of what ``row=`` or ``rows=`` is annotated to
+    return, and the columns of ``provenance``. A field that may be None makes a column that may be NULL. An ``Upsert``
+    has its key as primary key, and ``fillfactor`` percent of each page filled.
+
+    Raises ConfigError where the rows' type is not known, or no column holds a field's values exactly.
+    """
+    fields = _fields(sink, codecs)
+    columns = [_column(sink, name, field, codecs) for name, field in fields.items()]
+    columns += [Column(name, _ORIGINS[origin], nullable=False) for origin, name in sink.provenance.items()]
+    known = {column.name for column in columns}
+    if missing := [name for name in sink.key if name not in known]:
+        raise ConfigError(f"{sink!r}: key= names {', '.join(missing)}, which its rows do not have")
+    *schema, name = sink.path
+    return Table(
+        name,
+        metadata,
+        *columns,
+        *([PrimaryKeyConstraint(*sink.key)] if sink.key else []),
+        schema=schema[0] if schema else None,
+        postgresql_with={"fillfactor": fillfactor} if sink.key else {},
+    )
+
+
+def _fields(sink: TableSink[Any, Any], codecs: Collection[Codec]) -> Mapping[str, inspect.Type]:
+    """The fields of a row that the sink writes, in the order of its columns."""
+    kind = _row_type(sink, codecs)
+    fields = fields_of(kind, sink.columns or ())
+    if not fields:
+        raise ConfigError(
+            f"{sink!r}: the fields of its rows are not known: give the value codec a type (Json(Order)), or annotate "
+            "what row= returns: a Struct, a dataclass or a TypedDict"
+        )
+    if unknown := [name for name in sink.columns or () if name not in fields]:
+        raise ConfigError(f"{sink!r}: columns= names {', '.join(unknown)}, which {kind!r} does not have")
+    return fields if sink.columns is None else {name: fields[name] for name in sink.columns}
+
+
+def _row_type(sink: TableSink[Any, Any], codecs: Collection[Codec]) -> Any:
+    """The type of a row; None where nothing says it, or topics have different ones."""
+    if sink.row_of is None and sink.rows_of is None:
+        kinds = [getattr(codec, "type", None) for codec in codecs]
+        return kinds[0] if kinds and all(kind is kinds[0] for kind in kinds) else None
+    returned = get_type_hints(sink.row_of or sink.rows_of).get("return")
+    if sink.rows_of is not None:
+        returned = next(iter(get_args(returned)), None)
+    kinds = [kind for kind in get_args(returned) or (returned,) if kind is not type(None)]
+    return kinds[0] if len(kinds) == 1 else returned
+
+
+def _column(sink: TableSink[Any, Any], name: str, field: inspect.Type, codecs: Collection[Codec]) -> Column[Any]:
+    kinds = {repr(kind): kind for kind in map(_type, alternatives(field))}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{sink!r}: field {name!r} has values of several types, and no one column type holds them all exactly: "
+            "declare one of them, or make one of them in row="
+        )
+    kind = next(iter(kinds.values()), JSONB())
+    if isinstance(kind, JSONB):
+        is_json = sink.row_of is None and sink.rows_of is None and any(type(codec) is Json for codec in codecs)
+        if (reason := misfit(field, _JSONB, sink.conversions, is_json=is_json)) is not None:
+            raise ConfigError(f"{sink!r}: field {name!r}: {reason}")
+    return Column(name, kind, nullable=admits_none(field) and name not in sink.key, autoincrement=False)
+
+
+def _type(field: inspect.Type) -> TypeEngine[Any]:
+    make = _TYPES.get(type(field))
+    return JSONB() if make is None else make(field)
+
+
+def _integer(field: inspect.IntType) -> TypeEngine[Any]:
+    """The smallest type for declared bounds; without them, bigint, which refuses what is beyond 64 bits."""
+    lowest = field.ge if field.gt is None else field.gt + 1
+    highest = field.le if field.lt is None else field.lt - 1
+    if lowest is None or highest is None:
+        return BigInteger()
+    return next((kind for kind, most in _INTEGERS if -most <= lowest and highest < most), Numeric())
+
+
+def _of_values(values: Collection[object]) -> TypeEngine[Any]:
+    for plain, kind in ((str, Text()), (bool, Boolean()), (int, BigInteger())):
+        if all(isinstance(value, plain) for value in values):
+            return kind
+    return JSONB()
+
+
+def _array(item: inspect.Type) -> TypeEngine[Any]:
+    """An array where all items have one plain type; else JSON."""
+    kinds = {repr(kind): kind for kind in map(_type, alternatives(item))}
+    kind = next(iter(kinds.values()), JSONB())
+    return JSONB() if len(kinds) != 1 or isinstance(kind, ARRAY | JSONB) else ARRAY(kind)
+
+
+_TYPES: Mapping[type[inspect.Type], Callable[[Any], TypeEngine[Any]]] = {
+    inspect.BoolType: lambda _: Boolean(),
+    inspect.IntType: _integer,
+    inspect.FloatType: lambda _: Double(),
+    inspect.DecimalType: lambda _: Numeric(),
+    inspect.StrType: lambda _: Text(),
+    inspect.BytesType: lambda _: LargeBinary(),
+    inspect.ByteArrayType: lambda _: LargeBinary(),
+    inspect.MemoryViewType: lambda _: LargeBinary(),
+    inspect.DateTimeType: lambda field: TIMESTAMP(timezone=field.tz is not False),
+    inspect.DateType: lambda _: Date(),
+    inspect.TimeType: lambda field: Time(timezone=field.tz is True),
+    inspect.TimeDeltaType: lambda _: Interval(),
+    inspect.UUIDType: lambda _: Uuid(),
+    inspect.EnumType: lambda field: _of_values([member.value for member in field.cls]),
+    inspect.LiteralType: lambda field: _of_values([value for value in field.values if value is not None]),
+    inspect.ListType: lambda field: _array(field.item_type),
+    inspect.VarTupleType: lambda field: _array(field.item_type),
+}

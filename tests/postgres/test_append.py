@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from seekpoint import Append, Bytes, Json, Pipeline, Text
-from seekpoint.codecs import Codec
+from seekpoint.codecs import CloudEvent, Codec
 from seekpoint.errors import ConfigError, PoisonStop
 from seekpoint.records import Partition, Record
 from seekpoint.testing import raw
@@ -27,6 +28,27 @@ class Parcel:
 
 def of(group: str, value: Codec, sink: Append) -> Pipeline:
     return Pipeline(group, topics=TOPIC, value=value, sinks=[sink])
+
+
+def test_cloud_events_of_both_modes_become_rows(ground: Ground, group: str) -> None:
+    sink = ground.append(
+        "event text, at timestamptz, id int",
+        columns=["event", "at", "id"],
+        row=lambda r: (r.value.id, r.value.time, r.value.data.id),
+    )
+    attributes = {"specversion": "1.0", "source": "/shop", "type": "placed", "time": "2026-03-29T01:00:00Z"}
+    binary = [(f"ce_{name}", text.encode()) for name, text in {**attributes, "id": "a"}.items()]
+    whole = msgspec.json.encode({**attributes, "id": "b", "data": {"id": 2}})
+    structured = [("content-type", b"application/cloudevents+json")]
+    records = [
+        raw(b'{"id": 1}', topic=TOPIC, headers=binary),
+        raw(whole, topic=TOPIC, offset=1, headers=structured),
+        raw(b'{"id": 3}', topic=TOPIC, offset=2),
+    ]
+    pipeline = of(group, CloudEvent(Json(Order)), sink)
+    assert "no CloudEvent" in str(stopped_at(ground.process(pipeline, *records), 0, 2))
+    at = datetime(2026, 3, 29, 1, tzinfo=UTC)
+    assert ground.rows("event", "at", "id") == [("a", at, 1), ("b", at, 2)]
 
 
 # -- shapes of rows -----------------------------------------------------------------------------------------

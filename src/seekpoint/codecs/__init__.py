@@ -1,4 +1,4 @@
-"""Codecs: from bytes to values. JSON, text, bytes, or any callable.
+"""Codecs: from bytes to values. JSON, text, bytes, CloudEvents, or any callable.
 
 A codec is a callable ``bytes -> V``, or an object with ``decode(record) -> V`` for formats that need the
 whole record (headers, topic). Null never reaches a callable: a null key is None; a null value (a tombstone)
@@ -7,6 +7,7 @@ record a poison record, except CodecUnavailable: then a service that it needs do
 Do not use ``pickle.loads``: a producer of the topic could run code.
 """
 
+from seekpoint.codecs.cloud_events import CloudEvent, Event
 from seekpoint.codecs.codec import BytesDecoder, Codec, RecordCodec, key_decoder, plain_decoder, value_decoder
 from seekpoint.codecs.json import Json
 from seekpoint.codecs.text import Bytes, Text
@@ -14,7 +15,9 @@ from seekpoint.codecs.text import Bytes, Text
 __all__ = [
     "Bytes",
     "BytesDecoder",
+    "CloudEvent",
     "Codec",
+    "Event",
     "Json",
     "RecordCodec",
     "Text",

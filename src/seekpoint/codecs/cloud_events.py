@@ -1,0 +1,137 @@
+"""CloudEvents: the event's attributes from the record's headers or its JSON envelope, its data by another codec."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Generic, TypeVar, overload
+
+import msgspec
+
+from seekpoint.codecs.codec import Codec, value_decoder
+from seekpoint.errors import Poison
+from seekpoint.records import RawRecord
+
+D = TypeVar("D")
+E_co = TypeVar("E_co", covariant=True)
+
+_VERSION = "1.0"
+_STRUCTURED = "application/cloudevents"  # the beginning of a content type: "+json" follows, or another format
+_ATTRIBUTES = ("id", "source", "type", "subject", "time", "dataschema", "datacontenttype")
+_REQUIRED = ("id", "source", "type")
+_envelope = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_time = msgspec.json.Decoder(datetime)
+
+
+class Event(msgspec.Struct, Generic[D], frozen=True, kw_only=True):
+    """A CloudEvent: its attributes, and its data as the inner codec decodes it. ``time`` is aware.
+
+    ``extensions`` has all other attributes, as text: a structured event's numbers and booleans as JSON writes them.
+    """
+
+    id: str
+    source: str
+    type: str
+    data: D
+    subject: str | None = None
+    time: datetime | None = None
+    dataschema: str | None = None
+    datacontenttype: str | None = None
+    extensions: Mapping[str, str] = {}
+
+
+class CloudEvent(Generic[E_co]):
+    """Decode a CloudEvent 1.0 into an :class:`Event`, whose data ``inner`` decodes.
+
+    Both of Kafka's content modes, record by record: binary (attributes in headers ``ce_…``, the data is the value) and
+    structured (the value is the whole event in JSON). An event without data is poison unless ``inner`` declares
+    ``tombstones=True``; its data is None then. A record without a value and without attributes is a tombstone: poison
+    unless ``tombstones=True``, and then None. The specification: CloudEvents 1.0.2, Kafka Protocol Binding and JSON
+    Event Format.
+
+    A record that is no CloudEvent, lacks a required attribute, has another version, or a structured format other than
+    JSON is a poison record.
+    """
+
+    @overload
+    def __init__(self: CloudEvent[Event[D]], inner: Codec[D]) -> None: ...
+    @overload
+    def __init__(self: CloudEvent[Event[D] | None], inner: Codec[D], *, tombstones: bool) -> None: ...
+    def __init__(self, inner: Codec[Any], *, tombstones: bool = False) -> None:
+        self.inner, self.tombstones = inner, tombstones
+        self.type = Event
+        self._data = value_decoder(inner)
+
+    def __repr__(self) -> str:
+        return f"CloudEvent({self.inner!r})"
+
+    def decode(self, record: RawRecord, /) -> E_co:
+        """Decode a record's value and headers. Raises CodecUnavailable where ``inner`` does, Poison and ValueError."""
+        headers = {name: value for name, value in record.headers if value is not None}
+        content = headers.get("content-type", b"").decode()
+        if content.lower().startswith(_STRUCTURED):
+            attributes, data = _structured(record, content)
+        elif any(name.startswith("ce_") for name in headers):
+            named = {name[3:]: value.decode() for name, value in headers.items() if name.startswith("ce_")}
+            attributes, data = {**named, **({"datacontenttype": content} if content else {})}, record.value
+        elif record.value is None and self.tombstones:
+            return None  # type: ignore[return-value]  # E_co has None then
+        else:
+            raise Poison("no CloudEvent: no header ce_id, and no content-type application/cloudevents+json", record)
+        event: E_co = self._event(record, attributes, data)
+        return event
+
+    def _event(self, record: RawRecord, attributes: dict[str, str], data: bytes | None) -> Any:
+        if (version := attributes.pop("specversion", None)) != _VERSION:
+            raise ValueError(f"specversion is {version!r}: only CloudEvents {_VERSION} are read")
+        if missing := [name for name in _REQUIRED if not attributes.get(name)]:
+            raise ValueError(f"the CloudEvent has no {missing[0]}")
+        known: dict[str, Any] = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
+        if "time" in known:
+            known["time"] = _aware(known["time"])
+        return Event(data=self._data(msgspec.structs.replace(record, value=data)), extensions=attributes, **known)
+
+
+def _structured(record: RawRecord, content: str) -> tuple[dict[str, str], bytes | None]:
+    """The attributes and the data of an event in JSON."""
+    if record.value is None:
+        raise Poison(f"a null value with the content type {content}", record)
+    if content.split(";", 1)[0].strip().lower() != f"{_STRUCTURED}+json":
+        raise ValueError(f"the content type is {content}: of structured events only {_STRUCTURED}+json is read")
+    members = _envelope.decode(record.value)
+    data = _data_of(members)
+    return {name: _text(value) for name, value in members.items() if bytes(value) != b"null"}, data
+
+
+def _data_of(members: dict[str, msgspec.Raw]) -> bytes | None:
+    """Take the data out: a JSON value as it was written, text as its characters, base64 as its bytes."""
+    plain, encoded = members.pop("data", None), members.pop("data_base64", None)
+    if encoded is not None:
+        if plain is not None:
+            raise ValueError("the CloudEvent has data and data_base64")
+        return b64decode(msgspec.json.decode(encoded, type=str), validate=True)
+    if plain is None or bytes(plain) == b"null":
+        return None
+    content = msgspec.json.decode(members.get("datacontenttype", b'"application/json"'), type=str | None)
+    if _is_json(content or "application/json") or not bytes(plain).startswith(b'"'):
+        return bytes(plain)
+    return msgspec.json.decode(plain, type=str).encode()
+
+
+def _is_json(content: str) -> bool:
+    media = content.split(";", 1)[0].strip().lower()
+    return media.endswith(("/json", "+json"))
+
+
+def _text(value: msgspec.Raw) -> str:
+    decoded = msgspec.json.decode(value)
+    return decoded if isinstance(decoded, str) else bytes(value).decode()
+
+
+def _aware(text: str) -> datetime:
+    """RFC 3339, as the specification has it. Raises ValueError."""
+    moment = _time.decode(msgspec.json.encode(text))
+    if moment.tzinfo is None:
+        raise ValueError(f"time {text!r} has no offset from UTC")
+    return moment

@@ -1,9 +1,10 @@
 """Which tests ``make test`` runs, and which only ``make test-all`` does: the mark ``long``.
 
 ``@pytest.mark.long`` is for a test that takes two seconds or more; one that is left to ``make test-all`` for another
-reason names it: ``@pytest.mark.long("a cluster of three brokers")``. A bare mark on a test that took less than a
-quarter of that fails the run (machines differ), unless ``SEEKPOINT_WALL_CLOCK=0`` says that other work keeps the
-processors busy. A server that is started ahead, beside other tests, is reason enough: its time is in no test's.
+reason names it: ``@pytest.mark.long("a cluster of three brokers")``. A run lists tests with a bare mark that took less
+than a quarter of that, and fails where one took less than a fortieth: no machine is that much faster. With
+``SEEKPOINT_WALL_CLOCK=0`` it does neither. A server that is started ahead, beside other tests, is reason enough: its
+time is in no test's.
 
 Some parameters repeat a test in other surroundings: those of :data:`SURROUNDINGS`, and those that a test names itself,
 ``@pytest.mark.repeats("step")``. ``make test`` runs it in one of them, which differs from test to test. Where the
@@ -21,7 +22,7 @@ from zlib import crc32
 
 import pytest
 
-LEAST_SECONDS = 0.5  # a quarter of what a test without a reason should take: another machine may be that much faster
+SHORT, FAR_TOO_SHORT = 0.5, 0.05  # seconds: of two, which a test without a reason should take; machines differ
 STARTED_AHEAD = frozenset({"idle_brokers", "idle_databases", "idle_postgres", "proxied_broker"})
 """Fixtures of servers that one test has for itself, and whose start another one may have paid for."""
 SURROUNDINGS = frozenset({"protocol", "road", "strategy", "way"})
@@ -114,17 +115,17 @@ class _Durations:
         if (_BARE, True) in report.user_properties:
             self._seconds[report.nodeid] += report.duration
 
-    def _short(self) -> list[str]:
+    def _shorter(self, least: float) -> list[str]:
         if os.environ.get("SEEKPOINT_WALL_CLOCK") == "0":
             return []
-        return [f"{test}: {seconds:.2f} s" for test, seconds in self._seconds.items() if seconds < LEAST_SECONDS]
+        return [f"{test}: {seconds:.2f} s" for test, seconds in self._seconds.items() if seconds < least]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._short() and session.exitstatus == pytest.ExitCode.OK:
+        if self._shorter(FAR_TOO_SHORT) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if short := self._short():
-            terminalreporter.section(f"marked long without a reason, and took less than {LEAST_SECONDS} s", red=True)
+        if short := self._shorter(SHORT):
+            terminalreporter.section(f"marked long without a reason, and took less than {SHORT} s", yellow=True)
             for line in short:
                 terminalreporter.write_line(line)

@@ -154,7 +154,6 @@ def test_a_record_that_the_handler_names_costs_one_call() -> None:
     assert handler.calls == 2
 
 
-@pytest.mark.long
 @pytest.mark.repeats("every")
 @pytest.mark.parametrize("every", [10, 100, 1000])
 def test_many_bad_records_do_not_make_the_work_grow_with_the_batch(every: int) -> None:

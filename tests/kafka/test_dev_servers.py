@@ -239,8 +239,8 @@ def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path, monkeypatch: p
         start_kafka(properties={"log.dirs": "/proc/no.such.directory"})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        told = rf"(?s)does not answer.*already in use.*Remedy: .*{BROKERS_VARIABLE}"
-        with pytest.raises(ServerFailed, match=told):  # although its first listener answers for a moment
+        message = rf"(?s)does not answer.*already in use.*Remedy: .*{BROKERS_VARIABLE}"
+        with pytest.raises(ServerFailed, match=message):  # although its first listener answers for a moment
             start_kafka(proxied=(port, port))
     assert list(tmp_path.iterdir()) == []
 

@@ -30,8 +30,7 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.suggested_table import FILLFACTOR, suggested_table
 from seekpoint.sinks.table_changes import create_statement, table_changes
-from seekpoint.worker.import_by_name import load
-from seekpoint.worker.worker import Worker
+from seekpoint.worker.import_by_name import load_pipeline
 
 app = typer.Typer(
     help="The ledger's tables: upgrade, downgrade, sql, check, revision; its roles; and the tables of pipelines.",
@@ -153,20 +152,19 @@ def table(
 
     For a migration of yours: nothing is run. Exit code 1 where the database's tables lack something.
     """
-    declared = load(target, from_here=True)
-    pipeline = declared.pipeline if isinstance(declared, Worker) else declared
+    pipeline = load_pipeline(target, from_here=True)
     tables = {
         sink: suggested_table(sink, pipeline.codecs_of(sink), MetaData(), fillfactor=fillfactor)
         for sink in _table_sinks(pipeline)
     }
     if database_url is None:
-        found = {".".join(sink.path): [create_statement(suggested)] for sink, suggested in tables.items()}
+        lacks = {".".join(sink.path): [create_statement(suggested)] for sink, suggested in tables.items()}
     else:
         with one_off_engine(database_url).connect() as look:
-            found = {".".join(sink.path): _lacks(look, pipeline, sink, suggested) for sink, suggested in tables.items()}
-    text = "\n".join(line for name, lines in found.items() for line in lines or [f"-- {name} takes every row"])
-    answer({"tables": found}, *text.splitlines(), as_json=as_json)
-    if database_url is not None and any(found.values()):
+            lacks = {".".join(sink.path): _lacks(look, pipeline, sink, suggested) for sink, suggested in tables.items()}
+    script = "\n".join(line for name, lines in lacks.items() for line in lines or [f"-- {name} takes every row"])
+    answer({"tables": lacks}, *script.splitlines(), as_json=as_json)
+    if database_url is not None and any(lacks.values()):
         raise typer.Exit(1)
 
 

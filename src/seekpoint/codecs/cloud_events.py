@@ -97,7 +97,7 @@ def _structured(record: RawRecord, content: str) -> tuple[dict[str, str], bytes 
     """The attributes and the data of an event in JSON."""
     if record.value is None:
         raise Poison(f"a null value with the content type {content}", record)
-    if content.split(";", 1)[0].strip().lower() != f"{_STRUCTURED}+json":
+    if _media_type(content) != f"{_STRUCTURED}+json":
         raise ValueError(f"the content type is {content}: of structured events only {_STRUCTURED}+json is read")
     members = _envelope.decode(record.value)
     data = _data_of(members)
@@ -114,14 +114,14 @@ def _data_of(members: dict[str, msgspec.Raw]) -> bytes | None:
     if plain is None or bytes(plain) == b"null":
         return None
     content = msgspec.json.decode(members.get("datacontenttype", b'"application/json"'), type=str | None)
-    if _is_json(content or "application/json") or not bytes(plain).startswith(b'"'):
+    if _media_type(content or "application/json").endswith(("/json", "+json")) or not bytes(plain).startswith(b'"'):
         return bytes(plain)
     return msgspec.json.decode(plain, type=str).encode()
 
 
-def _is_json(content: str) -> bool:
-    media = content.split(";", 1)[0].strip().lower()
-    return media.endswith(("/json", "+json"))
+def _media_type(content: str) -> str:
+    """The content type without its parameters."""
+    return content.split(";", 1)[0].strip().lower()
 
 
 def _text(value: msgspec.Raw) -> str:

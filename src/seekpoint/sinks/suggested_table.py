@@ -99,18 +99,24 @@ def _row_type(sink: TableSink[Any, Any], codecs: Collection[Codec]) -> Any:
 
 
 def _column(sink: TableSink[Any, Any], name: str, field: inspect.Type, codecs: Collection[Codec]) -> Column[Any]:
-    kinds = {repr(kind): kind for kind in map(_type, alternatives(field))}
+    kinds = _types(field)
     if len(kinds) > 1:
         raise ConfigError(
             f"{sink!r}: field {name!r} has values of several types, and no one column type holds them all exactly: "
             "declare one of them, or make one of them in row="
         )
-    kind = next(iter(kinds.values()), JSONB())
+    kind = kinds[0]
     if isinstance(kind, JSONB):
         is_json = sink.row_of is None and sink.rows_of is None and any(type(codec) is Json for codec in codecs)
         if (reason := misfit(field, _JSONB, sink.conversions, is_json=is_json)) is not None:
             raise ConfigError(f"{sink!r}: field {name!r}: {reason}")
     return Column(name, kind, nullable=admits_none(field) and name not in sink.key, autoincrement=False)
+
+
+def _types(field: inspect.Type) -> list[TypeEngine[Any]]:
+    """The different types that hold its values, None left out: JSON where there are no others."""
+    kinds = [_type(kind) for kind in alternatives(field)] or [JSONB()]
+    return list({repr(kind): kind for kind in kinds}.values())
 
 
 def _type(field: inspect.Type) -> TypeEngine[Any]:
@@ -136,9 +142,8 @@ def _of_values(values: Collection[object]) -> TypeEngine[Any]:
 
 def _array(item: inspect.Type) -> TypeEngine[Any]:
     """An array where all items have one plain type; else JSON."""
-    kinds = {repr(kind): kind for kind in map(_type, alternatives(item))}
-    kind = next(iter(kinds.values()), JSONB())
-    return JSONB() if len(kinds) != 1 or isinstance(kind, ARRAY | JSONB) else ARRAY(kind)
+    kinds = _types(item)
+    return JSONB() if len(kinds) > 1 or isinstance(kinds[0], ARRAY | JSONB) else ARRAY(kinds[0])
 
 
 _TYPES: Mapping[type[inspect.Type], Callable[[Any], TypeEngine[Any]]] = {

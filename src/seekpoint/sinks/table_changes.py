@@ -50,46 +50,45 @@ def table_changes(tx: Connection, table: Table) -> list[str]:
     buffer = io.StringIO()
     offline = {"as_sql": True, "output_buffer": buffer, "literal_binds": True}
     operations = Operations(MigrationContext.configure(dialect_name="postgresql", opts=offline))
-    found = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
+    existing = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
     for column in table.columns:
-        _change_column(operations, table, column, found.get(column.name))
-    for name in _refused_columns(table, found):
+        _change_column(operations, table, column, existing.get(column.name))
+    for name in _refused_columns(table, existing):
         operations.alter_column(table.name, name, nullable=True, schema=table.schema)
     _add_key(operations, inspector, table)
     return [f"{statement.strip()};" for statement in buffer.getvalue().split(";\n") if statement.strip()]
 
 
-def _change_column(operations: Operations, table: Table, column: Column[Any], found: Mapping[str, Any] | None) -> None:
-    if found is None:
+def _change_column(
+    operations: Operations, table: Table, column: Column[Any], existing: Mapping[str, Any] | None
+) -> None:
+    if existing is None:
         operations.add_column(table.name, Column(column.name, column.type), schema=table.schema)
         return
-    if not _holds(found["type"], column.type):
+    if not _holds(existing["type"], column.type):
         operations.alter_column(table.name, column.name, type_=column.type, schema=table.schema)
-    if column.nullable and not found["nullable"]:
+    if column.nullable and not existing["nullable"]:
         operations.alter_column(table.name, column.name, nullable=True, schema=table.schema)
 
 
-def _refused_columns(table: Table, found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _refused_columns(table: Table, existing: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Columns that the rows do not have, and that no row may leave out."""
-    for name, column in found.items():
-        made = column.get("default") is not None or column.get("identity") or column.get("computed")
-        if name not in table.columns and not column["nullable"] and not made:
+    for name, column in existing.items():
+        has_value = column.get("default") is not None or column.get("identity") or column.get("computed")
+        if name not in table.columns and not column["nullable"] and not has_value:
             yield name
 
 
 def _add_key(operations: Operations, inspector: Inspector, table: Table) -> None:
-    key = {column.name for column in table.primary_key.columns}
-    if not key:
-        return
+    key = [column.name for column in table.primary_key.columns]
     primary = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
-    if key in _unique_columns(inspector, table, primary):
+    if not key or {*key} in _unique_columns(inspector, table, primary):
         return
-    columns = [column.name for column in table.primary_key.columns]
     if primary:
-        name = f"{table.name}_{'_'.join(columns)}_key"
-        operations.create_index(name, table.name, columns, unique=True, schema=table.schema)
+        name = f"{table.name}_{'_'.join(key)}_key"
+        operations.create_index(name, table.name, key, unique=True, schema=table.schema)
     else:
-        operations.create_primary_key(f"{table.name}_pkey", table.name, columns, schema=table.schema)
+        operations.create_primary_key(f"{table.name}_pkey", table.name, key, schema=table.schema)
 
 
 def _unique_columns(inspector: Inspector, table: Table, primary: Collection[str]) -> list[set[str | None]]:
